@@ -1,0 +1,48 @@
+"""CLIP's tokenizer from its published merge list."""
+
+import lzma
+import os
+import pathlib
+
+from transformers import CLIPTokenizer
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def merges_file():
+    """`CLIP_MERGES`, or the list that the workspace carries."""
+    if "CLIP_MERGES" in os.environ:
+        return pathlib.Path(os.environ["CLIP_MERGES"])
+    found = sorted(ROOT.glob("crates/**/clip_merges.txt*"))
+    if not found:
+        raise SystemExit("set CLIP_MERGES to OpenAI's BPE merge list for CLIP (48894 merges, plain or .xz)")
+    return found[0]
+
+
+def read_merges():
+    path = merges_file()
+    data = path.read_bytes()
+    text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
+    merges = [tuple(line.split()) for line in text.splitlines()[1:] if line]
+    assert len(merges) == 48894, len(merges)
+    return merges
+
+
+def byte_symbols():
+    """The printable stand-in for each byte, in vocabulary order: printable bytes first, then the rest as U+0100 onward."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
+
+
+def clip_tokenizer():
+    merges, symbols = read_merges(), byte_symbols()
+    words = symbols + [s + "</w>" for s in symbols] + ["".join(pair) for pair in merges] + ["<|startoftext|>", "<|endoftext|>"]
+    vocab = {word: i for i, word in enumerate(words)}
+    assert len(vocab) == 49408
+    return CLIPTokenizer(vocab=vocab, merges=merges)
+
+
+def ids(tokenizer, text):
+    """Token ids of `text` alone: no start, no end, no truncation."""
+    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
