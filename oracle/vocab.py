@@ -1,5 +1,6 @@
 """CLIP's tokenizer from its published merge list."""
 
+import gzip
 import lzma
 import os
 import pathlib
@@ -15,15 +16,16 @@ def merges_file():
         return pathlib.Path(os.environ["CLIP_MERGES"])
     found = sorted(ROOT.glob("crates/**/clip_merges.txt*"))
     if not found:
-        raise SystemExit("set CLIP_MERGES to OpenAI's BPE merge list for CLIP (48894 merges, plain or .xz)")
+        raise SystemExit("set CLIP_MERGES to OpenAI's BPE merge list for CLIP (48894 merges, plain, .gz or .xz)")
     return found[0]
 
 
 def read_merges():
     path = merges_file()
-    data = path.read_bytes()
-    text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
-    merges = [tuple(line.split()) for line in text.splitlines()[1:] if line]
+    opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    with opener(path, "rt", encoding="utf-8") as file:
+        text = file.read()
+    merges = [tuple(line.split()) for line in text.split("\n")[1:] if line]
     assert len(merges) == 48894, len(merges)
     return merges
 
