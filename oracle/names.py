@@ -1,0 +1,122 @@
+"""Names of SD1's modules: diffusers on the left, the original single-file (CompVis, "LDM") names on the right."""
+
+import re
+
+UNET_PREFIX = "model.diffusion_model."
+VAE_PREFIX = "first_stage_model."
+TEXT_PREFIX = "cond_stage_model.transformer."
+
+UNET_RESNET = {"norm1": "in_layers.0", "conv1": "in_layers.2", "time_emb_proj": "emb_layers.1", "norm2": "out_layers.0", "conv2": "out_layers.3", "conv_shortcut": "skip_connection"}
+VAE_RESNET = {"conv_shortcut": "nin_shortcut"}
+VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
+
+
+def unet_modules(levels=4, layers=2):
+    """Module prefixes of the UNet, blocks only."""
+    table = {
+        "conv_in": "input_blocks.0.0", "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2", "time_embedding": "time_embed",
+        "conv_norm_out": "out.0", "conv_act": "out.1", "conv_out": "out.2",
+        "mid_block.resnets.0": "middle_block.0", "mid_block.attentions.0": "middle_block.1", "mid_block.resnets.1": "middle_block.2",
+    }
+    for level in range(levels):
+        for i in range(layers):
+            block = 1 + level * (layers + 1) + i
+            table[f"down_blocks.{level}.resnets.{i}"] = f"input_blocks.{block}.0"
+            table[f"down_blocks.{level}.attentions.{i}"] = f"input_blocks.{block}.1"
+        table[f"down_blocks.{level}.downsamplers.0"] = f"input_blocks.{(level + 1) * (layers + 1)}.0"
+        for i in range(layers + 1):
+            block = level * (layers + 1) + i
+            table[f"up_blocks.{level}.resnets.{i}"] = f"output_blocks.{block}.0"
+            table[f"up_blocks.{level}.attentions.{i}"] = f"output_blocks.{block}.1"
+        # The first up level has no attention, so its upsampler is the second module of its block.
+        table[f"up_blocks.{level}.upsamplers.0"] = f"output_blocks.{level * (layers + 1) + layers}.{1 if level == 0 else 2}"
+    return table
+
+
+def vae_modules(levels=4, layers=2):
+    """Module prefixes of the autoencoder. The decoder counts its levels from the image side."""
+    table = {"quant_conv": "quant_conv", "post_quant_conv": "post_quant_conv"}
+    for side in ("encoder", "decoder"):
+        table |= {f"{side}.conv_in": f"{side}.conv_in", f"{side}.conv_out": f"{side}.conv_out", f"{side}.conv_norm_out": f"{side}.norm_out"}
+        table |= {f"{side}.mid_block.resnets.{i}": f"{side}.mid.block_{i + 1}" for i in range(2)}
+        table[f"{side}.mid_block.attentions.0"] = f"{side}.mid.attn_1"
+    for level in range(levels):
+        for i in range(layers):
+            table[f"encoder.down_blocks.{level}.resnets.{i}"] = f"encoder.down.{level}.block.{i}"
+        table[f"encoder.down_blocks.{level}.downsamplers.0"] = f"encoder.down.{level}.downsample"
+        for i in range(layers + 1):
+            table[f"decoder.up_blocks.{level}.resnets.{i}"] = f"decoder.up.{levels - 1 - level}.block.{i}"
+        table[f"decoder.up_blocks.{level}.upsamplers.0"] = f"decoder.up.{levels - 1 - level}.upsample"
+    return table
+
+
+def split(name, modules):
+    """The longest known module prefix of `name`, and the rest."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):
+        head = ".".join(parts[:n])
+        if head in modules:
+            return head, ".".join(parts[n:])
+    raise KeyError(name)
+
+
+def replace_head(rest, table):
+    for old, new in table.items():
+        if rest == old or rest.startswith(old + "."):
+            return new + rest[len(old):]
+    return rest
+
+
+def join(*parts):
+    return ".".join(part for part in parts if part)
+
+
+def unet_to_ldm(name, layers=2):
+    modules = unet_modules(layers=layers)
+    head, rest = split(name, modules)
+    if "resnets" in head:
+        rest = replace_head(rest, UNET_RESNET)
+    if "downsamplers" in head:
+        rest = replace_head(rest, {"conv": "op"})
+    return join(modules[head], rest)
+
+
+def vae_to_ldm(name, layers=2):
+    modules = vae_modules(layers=layers)
+    head, rest = split(name, modules)
+    if "resnets" in head:
+        rest = replace_head(rest, VAE_RESNET)
+    if "attentions" in head:
+        rest = replace_head(rest, VAE_ATTENTION)
+    return join(modules[head], rest)
+
+
+def checkpoint(unet=(), vae=(), text=()):
+    """A single-file SD1 checkpoint from diffusers and transformers state dicts. The autoencoder's attention becomes 1x1 convolutions."""
+    tensors = {}
+    for name, value in dict(unet).items():
+        tensors[UNET_PREFIX + unet_to_ldm(name)] = value
+    for name, value in dict(vae).items():
+        new = vae_to_ldm(name)
+        if re.search(r"mid\.attn_1\.(q|k|v|proj_out)\.weight$", new):
+            value = value[:, :, None, None]
+        tensors[VAE_PREFIX + new] = value
+    for name, value in dict(text).items():
+        if not name.startswith("text_model."):
+            name = "text_model." + name
+        tensors[TEXT_PREFIX + name] = value
+    return tensors
+
+
+def from_checkpoint(tensors, prefix, to_ldm, wanted):
+    """The state dict of a diffusers module: `wanted` maps its names to shapes."""
+    state, missing = {}, []
+    for name, shape in wanted.items():
+        source = prefix + to_ldm(name)
+        if source not in tensors:
+            missing.append(source)
+            continue
+        state[name] = tensors[source].reshape(shape)
+    if missing:
+        raise KeyError(f"{len(missing)} tensors missing, first {missing[:3]}")
+    return state
