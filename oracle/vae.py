@@ -1,0 +1,66 @@
+"""SD1's autoencoder: encoder and decoder, with taps at small sizes and without at larger ones.
+
+Reference: diffusers' `AutoencoderKL` in f64. Weights keep diffusers' names; taps carry the original (CompVis) module names.
+"""
+
+import torch
+from diffusers import AutoencoderKL
+
+import fixture
+import names
+
+
+def build(channels=(32, 32, 64, 64)):
+    config = dict(
+        in_channels=3, out_channels=3, latent_channels=4, block_out_channels=list(channels), layers_per_block=2, norm_num_groups=32,
+        down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4, act_fn="silu", scaling_factor=0.18215,
+    )
+    return AutoencoderKL(**config).double().eval(), config
+
+
+def side(table, part):
+    quant = {"encoder": "quant_conv.", "decoder": "post_quant_conv."}[part]
+    return {name: entry for name, entry in table.items() if name.startswith((part + ".", quant))}
+
+
+def tapped(model, part):
+    modules = dict(model.named_modules())
+    return fixture.Taps({ldm: modules[ours] for ours, ldm in names.vae_modules().items() if ours in modules and (ours.startswith(part) or ours == "post_quant_conv")})
+
+
+def main():
+    model, config = build()
+    table = fixture.fill(model)
+    source = f"diffusers {fixture.version('diffusers')} AutoencoderKL"
+    scales = {}
+    with torch.no_grad():
+        for name, image, with_taps in (
+            ("vae_encoder", fixture.randn(31, 1, 3, 32, 24, scale=0.5), True),
+            ("vae_encoder_large", fixture.randn(32, 2, 3, 64, 48, scale=0.5), False),
+        ):
+            taps = tapped(model, "encoder") if with_taps else None
+            moments = model.encode(image).latent_dist
+            taps = taps.close() if taps else {}
+            scales |= taps
+            fixture.save(
+                name, "vae.py", source, config, procedural=side(table, "encoder"), inputs={"image": image.float()}, taps=taps,
+                outputs={"mean": moments.mean, "logvar": moments.logvar},
+                notes="mean and logvar are the halves of quant_conv's output; logvar is clamped to [-30, 20]; no scaling factor; tap encoder.norm_out is before its SiLU",
+            )
+        for name, latent, with_taps in (
+            ("vae_decoder", fixture.randn(33, 1, 4, 4, 3), True),
+            ("vae_decoder_large", fixture.randn(34, 2, 4, 8, 6), False),
+        ):
+            taps = tapped(model, "decoder") if with_taps else None
+            image = model.decode(latent).sample
+            taps = taps.close() if taps else {}
+            scales |= taps
+            fixture.save(
+                name, "vae.py", source, config, procedural=side(table, "decoder"), inputs={"latent": latent.float()}, taps=taps, outputs={"image": image},
+                notes="the latent goes straight into post_quant_conv; no scaling factor; the image is neither shifted nor clamped; tap decoder.norm_out is before its SiLU",
+            )
+    print("scales", {key: round(value.std().item(), 2) for key, value in scales.items()}, "image", round(image.std().item(), 2), "mean", round(moments.mean.std().item(), 2), moments.logvar.std())
+
+
+if __name__ == "__main__":
+    main()
