@@ -1,2 +1,36 @@
-//! See ARCHITECTURE.md.
-fn main() {}
+//! `cargo xtask <command>`.
+#![forbid(unsafe_code)]
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+
+/// Developer commands of sd-rs.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check the rules the compiler does not: crate edges, dependencies, licences, unsafe islands, prints, file sizes.
+    Tidy,
+}
+
+fn main() -> Result<()> {
+    match Args::parse().command {
+        Task::Tidy => tidy(),
+    }
+}
+
+fn tidy() -> Result<()> {
+    let found = xtask::tidy::run(&xtask::repo_root())?;
+    for finding in &found {
+        println!("{finding}");
+    }
+    match found.len() {
+        0 => Ok(()),
+        n => bail!("{n} findings"),
+    }
+}

@@ -1,2 +1,4 @@
-//! See ARCHITECTURE.md.
+//! `sd-cli`: parses the command line, asks the engine, writes files.
+#![forbid(unsafe_code)]
+
 fn main() {}

@@ -1,2 +1,4 @@
-//! See ARCHITECTURE.md.
+//! `sd-server`: the HTTP front end.
+#![forbid(unsafe_code)]
+
 fn main() {}

@@ -1,0 +1,13 @@
+//! Developer commands. `cargo xtask help` lists them; `tests/` runs the ones that guard the repository.
+#![forbid(unsafe_code)]
+
+pub mod synth;
+pub mod tidy;
+
+use std::path::{Path, PathBuf};
+
+/// The top folder of the repository this command was built from.
+pub fn repo_root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
