@@ -12,14 +12,14 @@ import fixture
 PREFIX = "text_model."  # as in the files of the hub and inside SD1 checkpoints
 
 
-def build(width, layers, vocab_size):
+def build(width, layers, vocab_size, prefix=PREFIX):
     config = CLIPTextConfig(
         vocab_size=vocab_size, hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=width // 64,
         max_position_embeddings=77, hidden_act="quick_gelu", bos_token_id=vocab_size - 2, eos_token_id=vocab_size - 1,
         pad_token_id=vocab_size - 1, projection_dim=width, attn_implementation="eager",
     )
     model = CLIPTextModel(config).double().eval()
-    return model, fixture.fill(model, PREFIX), config
+    return model, fixture.fill(model, prefix), config
 
 
 def encode(model, ids, clip_skip=1):

@@ -116,13 +116,14 @@ def recipe(name, shape):
     return round(math.log2(math.sqrt(3.0 / fan_in))) - 10, 0.0
 
 
-def fill(module, prefix=""):
-    """Sets every parameter of `module` by the rule and returns the table for the metadata."""
+def fill(module, prefix="", adjust=None):
+    """Sets every parameter of `module` by the rule and returns the table for the metadata. `adjust` adds to exponents by name."""
     table = {}
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             shape = list(parameter.shape)
             exponent, shift = recipe(prefix + name, shape)
+            exponent += (adjust or {}).get(name, 0)
             table[prefix + name] = [shape, exponent, shift]
             parameter.copy_(procedural(prefix + name, shape, exponent, shift))
     return table
@@ -158,6 +159,8 @@ class Taps:
     def close(self):
         for handle in self.handles:
             handle.remove()
+        for name, value in self.values.items():
+            assert 0.02 < value.std() < 20, f"{name} has an unhelpful scale: {value.std()}"
         return self.values
 
 

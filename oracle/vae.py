@@ -10,12 +10,16 @@ import fixture
 import names
 
 
-def build(channels=(32, 32, 64, 64)):
-    config = dict(
+def config(channels=(32, 32, 64, 64)):
+    return dict(
         in_channels=3, out_channels=3, latent_channels=4, block_out_channels=list(channels), layers_per_block=2, norm_num_groups=32,
         down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4, act_fn="silu", scaling_factor=0.18215,
     )
-    return AutoencoderKL(**config).double().eval(), config
+
+
+def build():
+    settings = config()
+    return AutoencoderKL(**settings).double().eval(), settings
 
 
 def side(table, part):
@@ -29,10 +33,9 @@ def tapped(model, part):
 
 
 def main():
-    model, config = build()
+    model, settings = build()
     table = fixture.fill(model)
     source = f"diffusers {fixture.version('diffusers')} AutoencoderKL"
-    scales = {}
     with torch.no_grad():
         for name, image, with_taps in (
             ("vae_encoder", fixture.randn(31, 1, 3, 32, 24, scale=0.5), True),
@@ -41,9 +44,8 @@ def main():
             taps = tapped(model, "encoder") if with_taps else None
             moments = model.encode(image).latent_dist
             taps = taps.close() if taps else {}
-            scales |= taps
             fixture.save(
-                name, "vae.py", source, config, procedural=side(table, "encoder"), inputs={"image": image.float()}, taps=taps,
+                name, "vae.py", source, settings, procedural=side(table, "encoder"), inputs={"image": image.float()}, taps=taps,
                 outputs={"mean": moments.mean, "logvar": moments.logvar},
                 notes="mean and logvar are the halves of quant_conv's output; logvar is clamped to [-30, 20]; no scaling factor; tap encoder.norm_out is before its SiLU",
             )
@@ -54,12 +56,10 @@ def main():
             taps = tapped(model, "decoder") if with_taps else None
             image = model.decode(latent).sample
             taps = taps.close() if taps else {}
-            scales |= taps
             fixture.save(
-                name, "vae.py", source, config, procedural=side(table, "decoder"), inputs={"latent": latent.float()}, taps=taps, outputs={"image": image},
+                name, "vae.py", source, settings, procedural=side(table, "decoder"), inputs={"latent": latent.float()}, taps=taps, outputs={"image": image},
                 notes="the latent goes straight into post_quant_conv; no scaling factor; the image is neither shifted nor clamped; tap decoder.norm_out is before its SiLU",
             )
-    print("scales", {key: round(value.std().item(), 2) for key, value in scales.items()}, "image", round(image.std().item(), 2), "mean", round(moments.mean.std().item(), 2), moments.logvar.std())
 
 
 if __name__ == "__main__":
