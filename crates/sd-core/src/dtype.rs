@@ -113,10 +113,7 @@ impl DType {
 
     /// The type a user's spelling names, whatever its case.
     pub fn parse(name: &str) -> Option<DType> {
-        TABLE
-            .iter()
-            .find(|row| row.1.eq_ignore_ascii_case(name))
-            .map(|row| row.0)
+        TABLE.iter().find(|row| row.1.eq_ignore_ascii_case(name)).map(|row| row.0)
     }
 
     /// The number of this type in ggml and GGUF files, if ggml has it.
@@ -126,10 +123,7 @@ impl DType {
 
     /// The type with this ggml and GGUF number.
     pub fn from_ggml_id(id: u32) -> Option<DType> {
-        TABLE
-            .iter()
-            .find(|row| i64::from(row.2) == i64::from(id))
-            .map(|row| row.0)
+        TABLE.iter().find(|row| i64::from(row.2) == i64::from(id)).map(|row| row.0)
     }
 
     /// Elements per block: 1 for plain types.

@@ -1,12 +1,22 @@
 //! Tensors, the graph, devices, weights and execution. Knows no file format, no model name, no argv.
 //! `ARCHITECTURE.md` says how the parts fit.
 
+pub mod cancel;
 pub mod dtype;
 pub mod error;
+pub mod exec;
+pub mod graph;
+pub mod plan;
+pub mod scope;
 pub mod shape;
 pub mod tensor;
 
+pub use cancel::CancelToken;
 pub use dtype::DType;
 pub use error::{Error, Kind, Result};
+pub use exec::{RunnerOptions, TypePolicy};
+pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, Var};
+pub use plan::Cuts;
+pub use scope::Scope;
 pub use shape::Shape;
 pub use tensor::{Bytes, Data, Origin, Tensor, TensorMeta, WeightSource};

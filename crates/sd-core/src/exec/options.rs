@@ -1,0 +1,59 @@
+//! Choices for a runner, and the types weights have in memory.
+
+use crate::dtype::DType;
+use crate::plan::Cuts;
+use crate::scope::{Role, Weight};
+
+/// Choices for a runner.
+#[derive(Clone, Debug, Default)]
+pub struct RunnerOptions {
+    /// CPU threads; 0 for one per physical core.
+    pub threads: usize,
+    /// Which types weights are converted to.
+    pub types: TypePolicy,
+    /// Which cuts are taken.
+    pub cuts: Cuts,
+}
+
+/// The type that matrices, tables and kernels have in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TypePolicy {
+    /// As stored, where ggml can compute with it.
+    #[default]
+    Stored,
+    /// This type, where shape and use allow it.
+    Convert(DType),
+}
+
+impl TypePolicy {
+    /// The type `weight` has in memory.
+    ///
+    /// Vectors are f32. Kernels are f32 or f16: a quantised choice leaves them f16. Tables and matrices whose rows
+    /// are not whole blocks of the chosen type keep 16 bits. Types only files use become the nearest type ggml
+    /// computes with: fp8 becomes f16, f64 becomes f32.
+    pub fn memory_type(&self, weight: &Weight) -> DType {
+        let stored = computable(weight.dtype());
+        let want = match self {
+            TypePolicy::Stored => stored,
+            TypePolicy::Convert(t) => computable(*t),
+        };
+        match weight.role() {
+            Role::Vector => DType::F32,
+            Role::Kernel if want == DType::F32 => DType::F32,
+            Role::Kernel => DType::F16,
+            Role::Matrix | Role::Table if want.bytes(weight.shape().last(), weight.shape().last()).is_some() => {
+                want
+            }
+            Role::Matrix | Role::Table => DType::F16,
+        }
+    }
+}
+
+/// The type ggml computes with that holds every value of `stored`.
+fn computable(stored: DType) -> DType {
+    match stored {
+        DType::F8E4M3 | DType::F8E5M2 => DType::F16,
+        t if t.is_float() && t != DType::F64 => t,
+        _ => DType::F32,
+    }
+}

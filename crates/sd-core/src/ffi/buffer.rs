@@ -1,0 +1,111 @@
+//! Memory of a device, and host memory lent to the CPU device.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ggml_sys as sys;
+
+use super::device::Dev;
+use crate::error::{Error, Result};
+use crate::tensor::Bytes;
+
+/// A run of memory on one device, freed on drop.
+pub(crate) struct Buffer {
+    raw: NonNull<sys::ggml_backend_buffer>,
+    /// Distinguishes buffers even when ggml reuses an address.
+    serial: u64,
+    /// Address of the first byte a tensor may take, as the device counts.
+    start: usize,
+    size: usize,
+    alignment: usize,
+    /// The lent host memory, which must not be written.
+    lent: Option<Bytes>,
+}
+
+// SAFETY: a backend buffer has no thread affinity; concurrent transfers to one buffer touch disjoint tensors or are
+// ordered by the callers' exclusive access to the `Context` whose tensors lie in it.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; `&Buffer` gives no way to write except through a `Context`.
+unsafe impl Sync for Buffer {}
+
+/// The alignment ggml demands of lent memory's first byte.
+const HOST_ALIGNMENT: usize = 32;
+
+fn serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Buffer {
+    /// `size` bytes on `dev`.
+    pub(crate) fn alloc(dev: Dev, size: usize) -> Result<Buffer> {
+        let kind = dev.buffer_type();
+        let size = size.max(1);
+        // SAFETY: buffer types live as long as the process.
+        let (raw, alignment) = unsafe {
+            (sys::ggml_backend_buft_alloc_buffer(kind.as_ptr(), size), sys::ggml_backend_buft_get_alignment(kind.as_ptr()))
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| {
+            Error::device(format!("{} could not provide {:.1} MiB", dev.name(), size as f64 / 1048576.0))
+        })?;
+        // SAFETY: the buffer was just allocated and is owned here.
+        let start = unsafe { sys::ggml_backend_buffer_get_base(raw.as_ptr()) } as usize;
+        Ok(Buffer { raw, serial: serial(), start, size, alignment: alignment.max(1), lent: None })
+    }
+
+    /// Host memory as a read-only buffer of the CPU device.
+    pub(crate) fn lend(bytes: Bytes) -> Result<Buffer> {
+        let address = bytes.as_ptr() as usize;
+        let base = address - address % HOST_ALIGNMENT;
+        let size = address - base + bytes.len();
+        // SAFETY: the base is aligned as ggml demands. The up to 31 bytes before `address` are never touched: a tensor
+        // can be placed at `start` or later only, and nothing clears or writes a lent buffer. The memory stays alive
+        // and unchanged as long as `lent`.
+        let raw = unsafe { sys::ggml_backend_cpu_buffer_from_ptr(base as *mut _, size) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::device("cannot use mapped memory in place"))?;
+        Ok(Buffer { raw, serial: serial(), start: address, size: bytes.len(), alignment: 1, lent: Some(bytes) })
+    }
+
+    /// What tells this buffer from every other of the process.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Bytes that tensors may take.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// What offsets of tensors must be multiples of.
+    pub(crate) fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    /// Whether tensors in it may not be written.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    /// Says that it holds weights, by which ggml's scheduler places operations.
+    pub(crate) fn mark_weights(&self) {
+        // SAFETY: the buffer is alive.
+        unsafe {
+            sys::ggml_backend_buffer_set_usage(self.raw.as_ptr(), sys::GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        }
+    }
+
+    pub(super) fn raw(&self) -> *mut sys::ggml_backend_buffer {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn start(&self) -> usize {
+        self.start
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the buffer is owned here; no `Context` uses it without holding an `Arc` of it.
+        unsafe { sys::ggml_backend_buffer_free(self.raw.as_ptr()) }
+    }
+}

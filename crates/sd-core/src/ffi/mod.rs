@@ -1,0 +1,82 @@
+//! Safe wrappers over ggml: the only `unsafe` code that touches it.
+//!
+//! ggml ends the process when an operand does not fit, so every wrapper checks what ggml asserts and returns
+//! [`Error::internal`](crate::Error::internal) instead. Shapes here are in ggml's order: innermost axis first.
+
+pub(crate) mod buffer;
+pub(crate) mod context;
+pub(crate) mod device;
+mod ops;
+pub(crate) mod rpc;
+pub(crate) mod types;
+
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::{Mutex, Once};
+
+use ggml_sys as sys;
+
+pub(crate) use buffer::Buffer;
+pub(crate) use context::{Context, Graph, Id};
+pub(crate) use device::{Backend, Dev, DevKind};
+pub(crate) use ops::{Binary, Conv, Interpolation, Unary};
+
+/// Prepares ggml once per process: its log goes to `tracing`.
+pub(crate) fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: both callbacks have the signatures ggml declares, never unwind and live as long as the process.
+        unsafe {
+            sys::ggml_log_set(Some(log), std::ptr::null_mut());
+            sys::ggml_set_abort_callback(Some(aborting));
+        }
+    });
+}
+
+/// The last text of each level that had no line end yet: ggml prints lines in pieces.
+static PARTIAL: Mutex<(u32, String)> = Mutex::new((0, String::new()));
+
+unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mut c_void) {
+    if text.is_null() {
+        return;
+    }
+    // SAFETY: ggml passes a NUL-terminated string that outlives the call.
+    let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
+    let Ok(mut partial) = PARTIAL.lock() else { return };
+    if level != sys::GGML_LOG_LEVEL_CONT {
+        partial.0 = level;
+    }
+    partial.1.push_str(&text);
+    if !partial.1.ends_with('\n') {
+        return;
+    }
+    let (level, line) = (partial.0, std::mem::take(&mut partial.1));
+    drop(partial);
+    let line = line.trim_end();
+    match level {
+        sys::GGML_LOG_LEVEL_ERROR => tracing::error!(target: "ggml", "{line}"),
+        sys::GGML_LOG_LEVEL_WARN => tracing::warn!(target: "ggml", "{line}"),
+        sys::GGML_LOG_LEVEL_INFO => tracing::debug!(target: "ggml", "{line}"),
+        _ => tracing::trace!(target: "ggml", "{line}"),
+    }
+}
+
+unsafe extern "C" fn aborting(message: *const c_char) {
+    if message.is_null() {
+        return;
+    }
+    // SAFETY: ggml passes a NUL-terminated string that outlives the call.
+    let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+    tracing::error!(target: "ggml", "ends the process: {message}");
+    // ggml prints nothing itself once a callback is set, and a subscriber may not be installed.
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "ggml ends the process: {message}");
+}
+
+/// Text that ggml owns for the life of the process.
+fn text(p: *const c_char) -> String {
+    if p.is_null() {
+        return String::new();
+    }
+    // SAFETY: ggml's names are NUL-terminated and live as long as the object named, which the caller holds.
+    unsafe { CStr::from_ptr(p) }.to_string_lossy().into_owned()
+}

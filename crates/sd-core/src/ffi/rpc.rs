@@ -1,0 +1,136 @@
+//! ggml's remote devices. The bindings lack these functions, so they are declared here as in `ggml-rpc.h`.
+
+use std::ffi::{CString, c_char};
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use ggml_sys as sys;
+
+use super::device::Dev;
+use crate::error::{Error, Result};
+
+unsafe extern "C" {
+    fn ggml_backend_rpc_add_server(endpoint: *const c_char) -> sys::ggml_backend_reg_t;
+    fn ggml_backend_rpc_start_server(
+        endpoint: *const c_char,
+        cache_dir: *const c_char,
+        n_threads: usize,
+        n_devices: usize,
+        devices: *mut sys::ggml_backend_dev_t,
+    );
+}
+
+/// Of the protocol at the pinned version: `RPC_PROTO_MAJOR_VERSION`, `RPC_PROTO_MINOR_VERSION`.
+const PROTOCOL: (u8, u8) = (7, 0);
+const HELLO: u8 = 14;
+const CAPABILITIES: usize = 24;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Registers the devices of the server at `endpoint`, `host:port`, and returns them. Again for the same endpoint, it
+/// returns the same devices.
+pub(crate) fn add_server(endpoint: &str) -> Result<Vec<Dev>> {
+    super::init();
+    probe(endpoint)?;
+    let name = CString::new(endpoint).map_err(|_| Error::request(format!("{endpoint:?} is not host:port")))?;
+    // SAFETY: the name is NUL-terminated. ggml ends the process when it cannot connect or greet; `probe` has just
+    // done both.
+    let reg = unsafe { ggml_backend_rpc_add_server(name.as_ptr()) };
+    let reg = NonNull::new(reg).ok_or_else(|| Error::device(format!("{endpoint} offers no devices")))?;
+    // SAFETY: registries live as long as the process; registering one that is known already is ignored by ggml only
+    // when asked not to: so look before.
+    unsafe {
+        let known = (0..sys::ggml_backend_reg_count()).any(|i| sys::ggml_backend_reg_get(i) == reg.as_ptr());
+        if !known {
+            sys::ggml_backend_register(reg.as_ptr());
+        }
+        let devices: Vec<_> = (0..sys::ggml_backend_reg_dev_count(reg.as_ptr()))
+            .map(|i| sys::ggml_backend_reg_dev_get(reg.as_ptr(), i))
+            .collect();
+        Ok(Dev::all().into_iter().filter(|d| devices.contains(&d.raw())).collect())
+    }
+}
+
+/// Connects and greets as ggml does, so that failures are errors.
+fn probe(endpoint: &str) -> Result<()> {
+    let bad = |why: String| Error::device(format!("RPC server {endpoint}: {why}"));
+    if endpoint.matches(':').count() != 1 {
+        return Err(Error::request(format!("RPC server {endpoint:?} is not host:port")));
+    }
+    let addresses = endpoint.to_socket_addrs().map_err(|e| bad(e.to_string()))?;
+    let mut refused = "no address".to_string();
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return greet(stream).map_err(bad),
+            Err(e) => refused = e.to_string(),
+        }
+    }
+    Err(bad(refused))
+}
+
+fn greet(mut stream: TcpStream) -> std::result::Result<(), String> {
+    let mut talk = || -> std::io::Result<[u8; 8 + 4 + CAPABILITIES]> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut hello = vec![HELLO];
+        hello.extend((CAPABILITIES as u64).to_ne_bytes());
+        hello.extend([0; CAPABILITIES]);
+        stream.write_all(&hello)?;
+        let mut answer = [0; 8 + 4 + CAPABILITIES];
+        stream.read_exact(&mut answer)?;
+        Ok(answer)
+    };
+    let answer = talk().map_err(|e| match e.kind() {
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+            "does not answer; it serves one client at a time, or is not an RPC server".to_string()
+        }
+        _ => format!("does not speak ggml's protocol ({e})"),
+    })?;
+    let [length @ .., major, minor, _, _] = &answer[..12] else { return Err("short answer".into()) };
+    if length != ((4 + CAPABILITIES) as u64).to_ne_bytes() {
+        return Err("does not speak ggml's protocol".into());
+    }
+    if *major != PROTOCOL.0 || *minor > PROTOCOL.1 {
+        return Err(format!("speaks protocol {major}.{minor}, want {}.{}", PROTOCOL.0, PROTOCOL.1));
+    }
+    Ok(())
+}
+
+/// Serves the CPU device at `endpoint` until the socket fails; blocks. ggml prints to standard output.
+pub(crate) fn serve(endpoint: &str, threads: usize) -> Result<()> {
+    super::init();
+    let name = CString::new(endpoint).map_err(|_| Error::request(format!("{endpoint:?} is not host:port")))?;
+    if endpoint.matches(':').count() != 1 {
+        return Err(Error::request(format!("{endpoint:?} is not host:port")));
+    }
+    let mut devices = [Dev::cpu()?.raw()];
+    // SAFETY: the name is NUL-terminated, the device array has the given length and outlives the call.
+    unsafe {
+        ggml_backend_rpc_start_server(name.as_ptr(), std::ptr::null(), threads.max(1), 1, devices.as_mut_ptr());
+    }
+    Err(Error::device(format!("cannot serve at {endpoint}: is the port taken?")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_server_is_an_error() {
+        assert!(add_server("nonsense").unwrap_err().is_request());
+        // A port that was free a moment ago refuses.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        assert!(add_server(&format!("127.0.0.1:{port}")).is_err());
+        // A listener that answers something else.
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = other.local_addr().unwrap().to_string();
+        let server = std::thread::spawn(move || {
+            let (mut s, _) = other.accept().unwrap();
+            s.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n").unwrap();
+        });
+        let e = add_server(&at).unwrap_err().to_string();
+        assert!(e.contains("protocol"), "{e}");
+        server.join().unwrap();
+    }
+}
