@@ -28,23 +28,23 @@ pub enum TypePolicy {
 impl TypePolicy {
     /// The type `weight` has in memory.
     ///
-    /// Vectors are f32. Kernels are f32 or f16: a quantised choice leaves them f16. Tables and matrices whose rows
-    /// are not whole blocks of the chosen type keep 16 bits. Types only files use become the nearest type ggml
-    /// computes with: fp8 becomes f16, f64 becomes f32.
+    /// Vectors are f32. Kernels are f32 or f16: a quantised choice leaves them f16, and bf16 becomes f32, which
+    /// holds its range. Tables and matrices whose rows are not whole blocks of the chosen type keep 16 bits. Types
+    /// only files use become the nearest type ggml computes with: fp8 becomes f16, f64 becomes f32.
     pub fn memory_type(&self, weight: &Weight) -> DType {
         let stored = computable(weight.dtype());
         let want = match self {
             TypePolicy::Stored => stored,
             TypePolicy::Convert(t) => computable(*t),
         };
+        let row = weight.shape().last();
+        let sixteen = if stored == DType::BF16 { DType::BF16 } else { DType::F16 };
         match weight.role() {
             Role::Vector => DType::F32,
-            Role::Kernel if want == DType::F32 => DType::F32,
+            Role::Kernel if matches!(want, DType::F32 | DType::BF16) => DType::F32,
             Role::Kernel => DType::F16,
-            Role::Matrix | Role::Table if want.bytes(weight.shape().last(), weight.shape().last()).is_some() => {
-                want
-            }
-            Role::Matrix | Role::Table => DType::F16,
+            Role::Matrix | Role::Table if want.bytes(row, row).is_some() => want,
+            Role::Matrix | Role::Table => sixteen,
         }
     }
 }
