@@ -16,11 +16,28 @@ struct Args {
 enum Task {
     /// Check the rules the compiler does not: crate edges, dependencies, licences, unsafe islands, prints, file sizes.
     Tidy,
+    /// Write a random checkpoint with the names and shapes of a real one.
+    Synth {
+        /// Which model: sd15.
+        #[arg(value_parser = ["sd15"])]
+        model: String,
+        /// Print names and shapes and write nothing.
+        #[arg(long)]
+        list: bool,
+    },
 }
 
 fn main() -> Result<()> {
     match Args::parse().command {
         Task::Tidy => tidy(),
+        Task::Synth { list, .. } => {
+            for spec in xtask::synth::sd15::tensors() {
+                if list {
+                    println!("{} {:?}", spec.name, spec.shape);
+                }
+            }
+            Ok(())
+        }
     }
 }
 

@@ -34,11 +34,7 @@ impl fmt::Display for Finding {
 
 /// A finding about a file as a whole.
 pub(crate) fn about(file: impl Into<String>, message: impl Into<String>) -> Finding {
-    Finding {
-        file: file.into(),
-        line: 0,
-        message: message.into(),
-    }
+    Finding { file: file.into(), line: 0, message: message.into() }
 }
 
 /// Checks the repository at `root` and returns what breaks a rule, sorted.
@@ -48,8 +44,7 @@ pub(crate) fn about(file: impl Into<String>, message: impl Into<String>) -> Find
 pub fn run(root: &Path) -> Result<Vec<Finding>> {
     let mut found = packages::check(root)?;
     for file in files(root)? {
-        let bytes =
-            std::fs::read(root.join(&file)).with_context(|| format!("read {}", file.display()))?;
+        let bytes = std::fs::read(root.join(&file)).with_context(|| format!("read {}", file.display()))?;
         if let Ok(text) = String::from_utf8(bytes) {
             let name = file.to_string_lossy().replace('\\', "/");
             found.extend(sources::check(&name, &text));
@@ -63,22 +58,12 @@ pub fn run(root: &Path) -> Result<Vec<Finding>> {
 /// Every file that is or could be committed, relative to `root`.
 fn files(root: &Path) -> Result<Vec<PathBuf>> {
     let out = Command::new("git")
-        .args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)
         .output()
         .context("run git ls-files")?;
     if !out.status.success() {
-        bail!(
-            "git ls-files failed in {}: {}",
-            root.display(),
-            String::from_utf8_lossy(&out.stderr)
-        );
+        bail!("git ls-files failed in {}: {}", root.display(), String::from_utf8_lossy(&out.stderr));
     }
     let mut files: Vec<PathBuf> = String::from_utf8(out.stdout)
         .context("file names that are not UTF-8")?

@@ -34,23 +34,12 @@ const RESERVED: &[(&str, &[&str])] = &[
 ];
 
 /// Licences that ask for no more than a notice.
-const LICENCES: &[&str] = &[
-    "0BSD",
-    "Apache-2.0",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "ISC",
-    "MIT",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-];
+const LICENCES: &[&str] =
+    &["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Unlicense", "Zlib"];
 
 /// Packages that may be linked in more than one version, each with the reason.
-const DUPLICATES: &[(&str, &str)] = &[(
-    "miniz_oxide",
-    "flate2 and png move to a new version at different times; both are small",
-)];
+const DUPLICATES: &[(&str, &str)] =
+    &[("miniz_oxide", "flate2 and png move to a new version at different times; both are small")];
 
 /// Crates that end up in a program we ship.
 const SHIPPED: &[&str] = &["sd-cli", "sd-server"];
@@ -77,32 +66,19 @@ pub fn check(root: &Path) -> Result<Vec<Finding>> {
 fn metadata(root: &Path) -> Result<Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let out = Command::new(cargo)
-        .args([
-            "metadata",
-            "--format-version=1",
-            "--locked",
-            "--offline",
-            "--filter-platform",
-            &host()?,
-        ])
+        .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", &host()?])
         .current_dir(root)
         .output()
         .context("run cargo metadata")?;
     if !out.status.success() {
-        bail!(
-            "cargo metadata failed: {}",
-            String::from_utf8_lossy(&out.stderr)
-        );
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
     }
     serde_json::from_slice(&out.stdout).context("read the output of cargo metadata")
 }
 
 fn host() -> Result<String> {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let out = Command::new(rustc)
-        .arg("-vV")
-        .output()
-        .context("run rustc -vV")?;
+    let out = Command::new(rustc).arg("-vV").output().context("run rustc -vV")?;
     let text = String::from_utf8_lossy(&out.stdout);
     let line = text.lines().find_map(|line| line.strip_prefix("host: "));
     line.map(str::to_owned).context("rustc -vV names no host")
@@ -130,26 +106,21 @@ fn section<'a>(manifest: &'a str, name: &'a str) -> impl Iterator<Item = (usize,
 /// Every outside dependency has a row ``| `name` | reason |`` under "## Dependencies" in ARCHITECTURE.md, and no row is stale.
 fn check_reasons(listed: &BTreeSet<String>, architecture: &str) -> Vec<Finding> {
     let file = "ARCHITECTURE.md";
-    let below = architecture
-        .lines()
-        .skip_while(|line| line.trim() != "## Dependencies")
-        .skip(1);
+    let below = architecture.lines().skip_while(|line| line.trim() != "## Dependencies").skip(1);
     let rows: BTreeMap<&str, &str> = below
         .take_while(|line| !line.starts_with("## "))
         .filter_map(|line| line.trim().strip_prefix("| `")?.split_once("` |"))
         .map(|(name, rest)| (name, rest.trim().trim_end_matches('|').trim()))
         .collect();
     if rows.is_empty() {
-        let message = "lacks the table of dependencies: a heading \"## Dependencies\" and rows \"| `name` | reason |\"";
+        let message =
+            "lacks the table of dependencies: a heading \"## Dependencies\" and rows \"| `name` | reason |\"";
         return vec![about(file, message)];
     }
     let mut found = Vec::new();
     for name in listed {
         match rows.get(name.as_str()) {
-            None => found.push(about(
-                file,
-                format!("the dependency {name} has no row under \"## Dependencies\""),
-            )),
+            None => found.push(about(file, format!("the dependency {name} has no row under \"## Dependencies\""))),
             Some(reason) if reason.is_empty() => {
                 found.push(about(file, format!("the dependency {name} has no reason")))
             }
@@ -157,10 +128,7 @@ fn check_reasons(listed: &BTreeSet<String>, architecture: &str) -> Vec<Finding> 
         }
     }
     for name in rows.keys().filter(|name| !listed.contains(**name)) {
-        found.push(about(
-            file,
-            format!("{name} has a row under \"## Dependencies\" but is not one"),
-        ));
+        found.push(about(file, format!("{name} has a row under \"## Dependencies\" but is not one")));
     }
     found
 }
@@ -184,27 +152,15 @@ struct Graph {
 
 impl Graph {
     fn read(metadata: &Value) -> Result<Graph> {
-        let members: BTreeSet<String> = list(metadata, "workspace_members")
-            .iter()
-            .map(string)
-            .collect();
+        let members: BTreeSet<String> = list(metadata, "workspace_members").iter().map(string).collect();
         let mut packages = BTreeMap::new();
         for package in list(metadata, "packages") {
             let id = field(package, "id");
-            let target_is_macro = |target: &Value| {
-                list(target, "kind")
-                    .iter()
-                    .any(|kind| kind.as_str() == Some("proc-macro"))
-            };
+            let target_is_macro =
+                |target: &Value| list(target, "kind").iter().any(|kind| kind.as_str() == Some("proc-macro"));
             let declared = list(package, "dependencies").iter().map(|dependency| {
-                let key = dependency
-                    .get("rename")
-                    .and_then(Value::as_str)
-                    .map(str::to_owned);
-                (
-                    key.unwrap_or_else(|| field(dependency, "name")),
-                    field(dependency, "kind"),
-                )
+                let key = dependency.get("rename").and_then(Value::as_str).map(str::to_owned);
+                (key.unwrap_or_else(|| field(dependency, "name")), field(dependency, "kind"))
             });
             packages.insert(
                 id.clone(),
@@ -213,27 +169,16 @@ impl Graph {
                     id,
                     name: field(package, "name"),
                     version: field(package, "version"),
-                    licence: package
-                        .get("license")
-                        .and_then(Value::as_str)
-                        .map(str::to_owned),
+                    licence: package.get("license").and_then(Value::as_str).map(str::to_owned),
                     proc_macro: list(package, "targets").iter().any(target_is_macro),
                     declared: declared.collect(),
                 },
             );
         }
-        let nodes = metadata
-            .get("resolve")
-            .context("cargo metadata without a resolved graph")?;
+        let nodes = metadata.get("resolve").context("cargo metadata without a resolved graph")?;
         let edges = list(nodes, "nodes").iter().map(|node| {
             let deps = list(node, "deps").iter().map(|dep| {
-                (
-                    field(dep, "pkg"),
-                    list(dep, "dep_kinds")
-                        .iter()
-                        .map(|kind| field(kind, "kind"))
-                        .collect(),
-                )
+                (field(dep, "pkg"), list(dep, "dep_kinds").iter().map(|kind| field(kind, "kind")).collect())
             });
             (field(node, "id"), deps.collect())
         });
@@ -258,21 +203,14 @@ impl Graph {
                 continue;
             }
             let normal = self.edges.get(id).into_iter().flatten();
-            todo.extend(
-                normal
-                    .filter(|(_, kinds)| kinds.iter().any(String::is_empty))
-                    .map(|(to, _)| to.as_str()),
-            );
+            todo.extend(normal.filter(|(_, kinds)| kinds.iter().any(String::is_empty)).map(|(to, _)| to.as_str()));
         }
         seen
     }
 }
 
 fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
-    value
-        .get(key)
-        .and_then(Value::as_array)
-        .map_or(&[], Vec::as_slice)
+    value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
 fn string(value: &Value) -> String {
@@ -288,17 +226,10 @@ fn check_edges(root: &Path, graph: &Graph, listed: &BTreeSet<String>) -> Result<
     let mut found = Vec::new();
     let mut used = BTreeSet::new();
     for package in graph.ours() {
-        let folder = if package.name == "xtask" {
-            "xtask".to_owned()
-        } else {
-            format!("crates/{}", package.name)
-        };
+        let folder = if package.name == "xtask" { "xtask".to_owned() } else { format!("crates/{}", package.name) };
         let file = format!("{folder}/Cargo.toml");
         let Some((_, siblings)) = EDGES.iter().find(|(name, _)| *name == package.name) else {
-            found.push(about(
-                file,
-                "is not in the table of crates; give it a row in xtask/src/tidy/packages.rs",
-            ));
+            found.push(about(file, "is not in the table of crates; give it a row in xtask/src/tidy/packages.rs"));
             continue;
         };
         for (key, kind) in &package.declared {
@@ -308,42 +239,23 @@ fn check_edges(root: &Path, graph: &Graph, listed: &BTreeSet<String>) -> Result<
             if sibling && !siblings.contains(&key.as_str()) {
                 found.push(about(&file, format!("{} must not use {key}", package.name)));
             } else if !sibling && !listed.contains(key) {
-                found.push(about(
-                    &file,
-                    format!("{key} is not in [workspace.dependencies]"),
-                ));
+                found.push(about(&file, format!("{key} is not in [workspace.dependencies]")));
             } else if let Some((_, owners)) = reserved
                 && !owners.contains(&package.name.as_str())
                 && kind != "dev"
             {
-                found.push(about(
-                    &file,
-                    format!(
-                        "{key} belongs to {}, not to {}",
-                        owners.join(", "),
-                        package.name
-                    ),
-                ));
+                found
+                    .push(about(&file, format!("{key} belongs to {}, not to {}", owners.join(", "), package.name)));
             }
         }
-        let text =
-            std::fs::read_to_string(root.join(&file)).with_context(|| format!("read {file}"))?;
+        let text = std::fs::read_to_string(root.join(&file)).with_context(|| format!("read {file}"))?;
         found.extend(check_versions_are_shared(&file, &text));
     }
-    for (name, _) in EDGES
-        .iter()
-        .filter(|(name, _)| !graph.ours().any(|p| p.name == *name))
-    {
-        found.push(about(
-            "Cargo.toml",
-            format!("the crate {name} is missing from the workspace"),
-        ));
+    for (name, _) in EDGES.iter().filter(|(name, _)| !graph.ours().any(|p| p.name == *name)) {
+        found.push(about("Cargo.toml", format!("the crate {name} is missing from the workspace")));
     }
     for name in listed.iter().filter(|name| !used.contains(name.as_str())) {
-        found.push(about(
-            "Cargo.toml",
-            format!("no crate uses the dependency {name}"),
-        ));
+        found.push(about("Cargo.toml", format!("no crate uses the dependency {name}")));
     }
     Ok(found)
 }
@@ -351,19 +263,11 @@ fn check_edges(root: &Path, graph: &Graph, listed: &BTreeSet<String>) -> Result<
 /// A crate takes every dependency from the workspace table.
 fn check_versions_are_shared(file: &str, manifest: &str) -> Vec<Finding> {
     let mut found = Vec::new();
-    for name in [
-        "[dependencies]",
-        "[dev-dependencies]",
-        "[build-dependencies]",
-    ] {
+    for name in ["[dependencies]", "[dev-dependencies]", "[build-dependencies]"] {
         for (line, text) in section(manifest, name) {
             if !text.replace(' ', "").contains("workspace=true") {
                 let message = "take it from the workspace table: name.workspace = true".to_owned();
-                found.push(Finding {
-                    file: file.to_owned(),
-                    line,
-                    message,
-                });
+                found.push(Finding { file: file.to_owned(), line, message });
             }
         }
     }
@@ -378,15 +282,11 @@ fn check_licences(graph: &Graph) -> Vec<Finding> {
             None => Some("names no licence".to_owned()),
             Some(licence) => match spdx::satisfied(licence, &|id| LICENCES.contains(&id)) {
                 Ok(true) => None,
-                Ok(false) => Some(format!(
-                    "is under {licence}, which is not on the list of licences"
-                )),
+                Ok(false) => Some(format!("is under {licence}, which is not on the list of licences")),
                 Err(e) => Some(format!("{e:#}")),
             },
         };
-        found.extend(
-            problem.map(|problem| about("Cargo.lock", format!("{name} {version} {problem}"))),
-        );
+        found.extend(problem.map(|problem| about("Cargo.lock", format!("{name} {version} {problem}"))));
     }
     found
 }
@@ -395,10 +295,7 @@ fn check_duplicates(graph: &Graph) -> Vec<Finding> {
     let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for id in graph.linked() {
         if let Some(package) = graph.packages.get(id) {
-            versions
-                .entry(&package.name)
-                .or_default()
-                .insert(&package.version);
+            versions.entry(&package.name).or_default().insert(&package.version);
         }
     }
     versions.retain(|_, versions| versions.len() > 1);
@@ -406,16 +303,10 @@ fn check_duplicates(graph: &Graph) -> Vec<Finding> {
     for (name, versions) in &versions {
         if !DUPLICATES.iter().any(|(allowed, _)| allowed == name) {
             let versions: Vec<&str> = versions.iter().copied().collect();
-            found.push(about(
-                "Cargo.lock",
-                format!("{name} is linked in versions {}", versions.join(", ")),
-            ));
+            found.push(about("Cargo.lock", format!("{name} is linked in versions {}", versions.join(", "))));
         }
     }
-    for (name, _) in DUPLICATES
-        .iter()
-        .filter(|(name, _)| !versions.contains_key(name))
-    {
+    for (name, _) in DUPLICATES.iter().filter(|(name, _)| !versions.contains_key(name)) {
         found.push(about(
             "xtask/src/tidy/packages.rs",
             format!("{name} is no longer linked twice: drop its exception"),
@@ -431,26 +322,17 @@ mod tests {
     #[test]
     fn the_dependency_table_is_read_from_the_manifest() {
         let manifest = "[workspace]\nx = 1\n[workspace.dependencies]\nsd-core = { path = \"a\" }\n# c\nhalf = \"2\"\n\n[lints]\ny = 1\n";
-        assert_eq!(
-            outside_dependencies(manifest),
-            BTreeSet::from(["half".to_owned()])
-        );
+        assert_eq!(outside_dependencies(manifest), BTreeSet::from(["half".to_owned()]));
     }
 
     #[test]
     fn every_dependency_needs_a_reason_and_no_reason_is_stale() {
         let listed = BTreeSet::from(["half".to_owned(), "clap".to_owned()]);
         let page = "## Dependencies\n| crate | reason |\n|---|---|\n| `half` | f16 |\n| `old` | gone |\n| `clap` | |\n## Next\n| `x` | y |\n";
-        let messages: Vec<String> = check_reasons(&listed, page)
-            .into_iter()
-            .map(|f| f.message)
-            .collect();
+        let messages: Vec<String> = check_reasons(&listed, page).into_iter().map(|f| f.message).collect();
         assert_eq!(
             messages,
-            [
-                "the dependency clap has no reason",
-                "old has a row under \"## Dependencies\" but is not one"
-            ]
+            ["the dependency clap has no reason", "old has a row under \"## Dependencies\" but is not one"]
         );
         assert_eq!(check_reasons(&listed, "").len(), 1);
     }
@@ -477,62 +359,29 @@ mod tests {
     }
 
     fn edge(from: &str, to: &[(&str, &str)]) -> (String, Vec<(String, Vec<String>)>) {
-        (
-            from.into(),
-            to.iter()
-                .map(|(id, kind)| ((*id).into(), vec![(*kind).into()]))
-                .collect(),
-        )
+        (from.into(), to.iter().map(|(id, kind)| ((*id).into(), vec![(*kind).into()])).collect())
     }
 
     #[test]
     fn only_what_is_linked_counts_as_a_duplicate() {
-        let packages = [
-            ("sd-cli@1", true),
-            ("a@1", false),
-            ("a@2", false),
-            ("b@1", false),
-            ("b@2", false),
-        ];
+        let packages = [("sd-cli@1", true), ("a@1", false), ("a@2", false), ("b@1", false), ("b@2", false)];
         let graph = Graph {
-            packages: packages
-                .iter()
-                .map(|(id, ours)| package(id, *ours, "MIT"))
-                .collect(),
-            edges: [
-                edge("sd-cli@1", &[("a@1", ""), ("b@1", ""), ("b@2", "build")]),
-                edge("b@1", &[("a@2", "")]),
-            ]
-            .into(),
+            packages: packages.iter().map(|(id, ours)| package(id, *ours, "MIT")).collect(),
+            edges: [edge("sd-cli@1", &[("a@1", ""), ("b@1", ""), ("b@2", "build")]), edge("b@1", &[("a@2", "")])]
+                .into(),
         };
-        let messages: Vec<String> = check_duplicates(&graph)
-            .into_iter()
-            .map(|f| f.message)
-            .collect();
-        assert!(
-            messages.contains(&"a is linked in versions 1, 2".to_owned()),
-            "{messages:?}"
-        );
-        assert!(
-            !messages.iter().any(|m| m.starts_with("b ")),
-            "{messages:?}"
-        );
+        let messages: Vec<String> = check_duplicates(&graph).into_iter().map(|f| f.message).collect();
+        assert!(messages.contains(&"a is linked in versions 1, 2".to_owned()), "{messages:?}");
+        assert!(!messages.iter().any(|m| m.starts_with("b ")), "{messages:?}");
     }
 
     #[test]
     fn licences_are_held_to_the_list() {
         let graph = Graph {
-            packages: [
-                package("a@1", false, "GPL-3.0"),
-                package("b@1", false, "MIT OR GPL-3.0"),
-            ]
-            .into(),
+            packages: [package("a@1", false, "GPL-3.0"), package("b@1", false, "MIT OR GPL-3.0")].into(),
             edges: BTreeMap::new(),
         };
         let found = check_licences(&graph);
-        assert!(
-            matches!(&found[..], [f] if f.message.starts_with("a 1 is under GPL-3.0")),
-            "{found:?}"
-        );
+        assert!(matches!(&found[..], [f] if f.message.starts_with("a 1 is under GPL-3.0")), "{found:?}");
     }
 }

@@ -4,10 +4,7 @@ use anyhow::{Result, bail};
 
 /// Whether `expression` can be satisfied with licences that `allowed` accepts. `/` is the older spelling of `OR`.
 pub(crate) fn satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Result<bool> {
-    let spaced = expression
-        .replace('(', " ( ")
-        .replace(')', " ) ")
-        .replace('/', " OR ");
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut tokens = spaced.split_whitespace().peekable();
     let value = either(&mut tokens, allowed)?;
     match tokens.next() {
@@ -71,11 +68,7 @@ mod tests {
             ("Apache-2.0 WITH LLVM-exception OR GPL-3.0", true),
             ("GPL-2.0 OR (GPL-3.0 AND MIT)", false),
         ] {
-            assert_eq!(
-                satisfied(expression, &allowed).unwrap(),
-                want,
-                "{expression}"
-            );
+            assert_eq!(satisfied(expression, &allowed).unwrap(), want, "{expression}");
         }
         for broken in ["", "MIT OR", "(MIT", "MIT MIT", "MIT WITH"] {
             assert!(satisfied(broken, &allowed).is_err(), "{broken:?}");

@@ -29,9 +29,7 @@ pub(crate) fn code_only(source: &str) -> String {
 }
 
 fn line_end(chars: &[char], from: usize) -> usize {
-    (from..chars.len())
-        .find(|&i| chars.get(i) == Some(&'\n'))
-        .unwrap_or(chars.len())
+    (from..chars.len()).find(|&i| chars.get(i) == Some(&'\n')).unwrap_or(chars.len())
 }
 
 fn block_comment_end(chars: &[char], from: usize) -> usize {
@@ -64,20 +62,13 @@ fn string_end(chars: &[char], from: usize) -> usize {
 
 /// `from` is the place after `r`. Returns the place before `from` when this is no raw string (as in `r#type`).
 fn raw_string_end(chars: &[char], from: usize) -> usize {
-    let hashes = chars
-        .get(from..)
-        .unwrap_or_default()
-        .iter()
-        .take_while(|&&c| c == '#')
-        .count();
+    let hashes = chars.get(from..).unwrap_or_default().iter().take_while(|&&c| c == '#').count();
     if chars.get(from + hashes) != Some(&'"') {
         return from - 1;
     }
     let mut at = from + hashes + 1;
     while at < chars.len() {
-        let closing = chars
-            .get(at + 1..at + 1 + hashes)
-            .is_some_and(|tail| tail.iter().all(|&c| c == '#'));
+        let closing = chars.get(at + 1..at + 1 + hashes).is_some_and(|tail| tail.iter().all(|&c| c == '#'));
         if chars.get(at) == Some(&'"') && closing {
             return at + 1 + hashes;
         }
@@ -99,9 +90,7 @@ fn char_end(chars: &[char], from: usize) -> usize {
 }
 
 fn continues_word(chars: &[char], at: usize) -> bool {
-    at.checked_sub(1)
-        .and_then(|i| chars.get(i))
-        .is_some_and(|c| c.is_alphanumeric() || *c == '_')
+    at.checked_sub(1).and_then(|i| chars.get(i)).is_some_and(|c| c.is_alphanumeric() || *c == '_')
 }
 
 /// The words (identifiers and keywords) of stripped code, each with what follows it directly.
@@ -124,7 +113,8 @@ mod tests {
 
     #[test]
     fn literals_and_comments_are_blanked_and_lines_kept() {
-        let source = "a // unsafe\nb /* x /* y */ unsafe */ c \"unsafe \\\" {\" d\nr#\"un\"safe\"# 'u' '\\'' 'life r#type";
+        let source =
+            "a // unsafe\nb /* x /* y */ unsafe */ c \"unsafe \\\" {\" d\nr#\"un\"safe\"# 'u' '\\'' 'life r#type";
         let code = code_only(source);
         assert_eq!(code.lines().count(), source.lines().count());
         let seen: Vec<&str> = code.lines().flat_map(words).map(|(word, _)| word).collect();
@@ -134,14 +124,6 @@ mod tests {
     #[test]
     fn a_word_knows_what_follows_it() {
         let found: Vec<_> = words("x.unwrap(); dbg!(y)").collect();
-        assert_eq!(
-            found,
-            [
-                ("x", ".unwrap(); dbg!(y)"),
-                ("unwrap", "(); dbg!(y)"),
-                ("dbg", "!(y)"),
-                ("y", ")")
-            ]
-        );
+        assert_eq!(found, [("x", ".unwrap(); dbg!(y)"), ("unwrap", "(); dbg!(y)"), ("dbg", "!(y)"), ("y", ")")]);
     }
 }

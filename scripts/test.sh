@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Everything a change must pass. Debug and test builds share one profile, so ggml is built once.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib/deps.sh"
+
+need_build_tools
+need_lint_tools
+cd "$(repo_root)"
+
+step() {
+  say "== $*"
+  local start=$SECONDS
+  "$@"
+  say "== took $((SECONDS - start)) s"
+}
+
+smoke() {
+  local dir
+  dir=$(mktemp -d)
+  cargo run --quiet --locked --package sd-cli -- --prompt "a green star" --steps 4 --output "$dir/smoke.png"
+  [ "$(head -c 8 "$dir/smoke.png" | od -An -tx1 | tr -d ' \n')" = 89504e470d0a1a0a ] || die "sd-cli wrote no PNG"
+  rm -r "$dir"
+}
+
+step cargo fmt --all --check
+step cargo clippy --workspace --all-targets --locked -- -D warnings
+step cargo test --workspace --locked
+RUSTDOCFLAGS="-D warnings" step cargo doc --workspace --no-deps --locked
+step smoke
+say "all passed"
