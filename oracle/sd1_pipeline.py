@@ -78,7 +78,7 @@ def main():
             states = clip_text.encode(text_model, ids)
             if key == "weighted":
                 states = weighted(states, weights.tolist())
-                inputs["weights.weighted"] = weights.float()
+                inputs["weights.weighted"] = fixture.f32(weights)
             inputs[f"ids.{key}"] = ids.int()
             contexts[key] = outputs[f"context.{key}"] = states
         both = torch.cat([contexts["uncond"], contexts["cond"]])
