@@ -3,7 +3,7 @@
 References: transformers' CLIPTokenizer and CLIPTextModel, diffusers' UNet2DConditionModel and AutoencoderKL, and k-diffusion's
 DiscreteEpsDDPMDenoiser and samplers, in f64. All weights follow the procedural rule under diffusers names with the component in front
 (`unet.`, `vae.`, `text_encoder.`). `sd1_names.json` lists every tensor with its name and shape in a single-file checkpoint; diffusers' own
-converter confirms the list.
+converter confirms the UNet's and the autoencoder's.
 """
 
 import diffusers.loaders.single_file_utils as single_file
