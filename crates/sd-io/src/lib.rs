@@ -1,1 +1,27 @@
-//! See ARCHITECTURE.md.
+//! Checkpoints and images in and out. Reading a checkpoint reads headers; tensor bytes are mapped on demand.
+//! Every length, offset and count in a file is checked before it is used.
+//!
+//! Absent on purpose: graphs, devices, what any tensor means.
+
+#![deny(unsafe_code)] // the one exception is the call that maps a file, in `map`
+
+mod atomic;
+mod checkpoint;
+mod file;
+pub mod gguf;
+//pub mod image;
+mod listing;
+mod map;
+mod metadata;
+//mod output;
+pub mod safetensors;
+mod text;
+
+pub use checkpoint::{Checkpoint, Format, parse_index};
+pub use file::Access;
+pub use gguf::{EmbeddedTokenizer, parse_gguf, write_gguf};
+//pub use image::{Image, read_parameters};
+pub use listing::{Listing, TensorEntry, TensorSpec};
+pub use metadata::{Array, ArrayType, Metadata, Value};
+//pub use output::output_path;
+pub use safetensors::{parse_safetensors, write_safetensors};

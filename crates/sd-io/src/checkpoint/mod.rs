@@ -1,0 +1,235 @@
+//! A checkpoint: one file, the shards of one, or a folder of components, as one index of tensors.
+
+mod folder;
+mod shards;
+mod sniff;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use sd_core::{Bytes, Error, Origin, Result, TensorMeta, WeightSource};
+use serde_json::Value as Json;
+
+use crate::file::{Access, SourceFile};
+use crate::gguf::{self, EmbeddedTokenizer};
+use crate::listing::Listing;
+use crate::metadata::Metadata;
+use crate::safetensors::{header_len, parse_safetensors};
+use crate::text::shown;
+use sniff::Kind;
+
+pub use shards::parse_index;
+
+/// The longest GGUF header that is read; the largest vocabularies take some tens of MB.
+const MAX_GGUF_HEADER: u64 = 256 << 20;
+
+/// How a checkpoint is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// One safetensors file, or the shards of one.
+    Safetensors,
+    /// One GGUF file, or the parts of one.
+    Gguf,
+    /// A diffusers folder, each component in its own subfolder.
+    Folder,
+}
+
+/// An open checkpoint. Its headers are in memory, its tensors on disk.
+pub struct Checkpoint {
+    path: PathBuf,
+    format: Format,
+    files: Vec<SourceFile>,
+    tensors: Vec<Entry>,
+    index: HashMap<String, usize>,
+    metadata: Metadata,
+    configs: BTreeMap<String, Json>,
+}
+
+struct Entry {
+    name: String,
+    /// How much of `name` was put before the name in the file.
+    prefix: usize,
+    meta: TensorMeta,
+    file: usize,
+    range: Range<u64>,
+}
+
+impl Checkpoint {
+    /// Opens what `path` holds, whatever it is called: a safetensors or GGUF file, any shard of one, a safetensors
+    /// index, or a diffusers folder. The tensors of a folder are called after their component, such as
+    /// `unet.conv_in.weight`. Reads headers only.
+    ///
+    /// # Errors
+    /// The path does not exist, is no checkpoint of a known format, or is malformed; the message names the file and,
+    /// where there is one, the tensor.
+    pub fn open(path: impl AsRef<Path>) -> Result<Checkpoint> {
+        Checkpoint::open_with(path, Access::default())
+    }
+
+    /// [`Checkpoint::open`] with the way bytes are reached given.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn open_with(path: impl AsRef<Path>, access: Access) -> Result<Checkpoint> {
+        let path = path.as_ref();
+        let meta = std::fs::metadata(path).map_err(|e| Error::io(path, e))?;
+        if meta.is_dir() {
+            return folder::open(path, access);
+        }
+        let file = SourceFile::open(path, access)?;
+        match sniff::kind(&file)? {
+            Kind::Index => shards::open_index(path, access),
+            kind @ (Kind::Safetensors | Kind::Gguf) => match shards::siblings(path) {
+                Some(parts) => shards::open_all(path, &parts, access),
+                None => {
+                    let format = if kind == Kind::Gguf { Format::Gguf } else { Format::Safetensors };
+                    let mut out = Checkpoint::empty(path, format);
+                    let listing = listing(&file, kind)?;
+                    out.add(file, listing, "", &|_| true)?;
+                    Ok(out)
+                }
+            },
+        }
+    }
+
+    fn empty(path: &Path, format: Format) -> Checkpoint {
+        Checkpoint {
+            path: path.into(),
+            format,
+            files: Vec::new(),
+            tensors: Vec::new(),
+            index: HashMap::new(),
+            metadata: Metadata::default(),
+            configs: BTreeMap::new(),
+        }
+    }
+
+    /// Adds those tensors of a file that `keep` wants, by their names in the file, and the file's metadata.
+    fn add(&mut self, file: SourceFile, listing: Listing, prefix: &str, keep: &dyn Fn(&str) -> bool) -> Result<()> {
+        for t in listing.tensors {
+            if !keep(&t.name) {
+                continue;
+            }
+            let name = format!("{prefix}{}", t.name);
+            if let Some(other) = self.index.get(&name).and_then(|&i| self.tensors.get(i)) {
+                let other = self.files.get(other.file).map(|f| f.path().display().to_string());
+                let what = format!("tensor {} is also in {}", shown(&t.name), other.unwrap_or_default());
+                return Err(Error::bad_file(file.path(), what));
+            }
+            self.index.insert(name.clone(), self.tensors.len());
+            let entry = Entry { name, prefix: prefix.len(), meta: t.meta, file: self.files.len(), range: t.range };
+            self.tensors.push(entry);
+        }
+        // Shards of one model repeat its metadata, so the first to give a key counts.
+        for (key, value) in listing.metadata.iter() {
+            self.metadata.insert(format!("{prefix}{key}"), value.clone());
+        }
+        self.files.push(file);
+        Ok(())
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How the checkpoint is stored.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The files the tensors are in.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(SourceFile::path)
+    }
+
+    /// The key-value pairs of the file; those of a folder's components have the component's name before the key,
+    /// such as `unet.format`.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The tokenizer that a GGUF file of a language model carries.
+    ///
+    /// # Errors
+    /// The tokenizer's keys hold values of other types.
+    pub fn tokenizer(&self) -> Result<Option<EmbeddedTokenizer<'_>>> {
+        EmbeddedTokenizer::read(&self.metadata).map_err(|e| e.context(self.path.display().to_string()))
+    }
+
+    /// The JSON configuration of a folder's component, such as `unet` or `scheduler`; `model_index` is the folder's
+    /// own, and the empty name that of a folder which is itself a component.
+    pub fn config(&self, component: &str) -> Option<&Json> {
+        self.configs.get(component)
+    }
+
+    /// The components that have a configuration, by name.
+    pub fn components(&self) -> impl Iterator<Item = &str> {
+        self.configs.keys().map(String::as_str)
+    }
+
+    fn entry(&self, name: &str) -> Option<&Entry> {
+        self.tensors.get(*self.index.get(name)?)
+    }
+}
+
+impl WeightSource for Checkpoint {
+    fn names(&self) -> Vec<&str> {
+        self.tensors.iter().map(|t| t.name.as_str()).collect()
+    }
+
+    fn meta(&self, name: &str) -> Option<TensorMeta> {
+        self.entry(name).map(|t| t.meta)
+    }
+
+    fn bytes(&self, name: &str) -> Result<Bytes> {
+        let missing = || Error::missing(name, self.path.display().to_string());
+        let t = self.entry(name).ok_or_else(missing)?;
+        let file = self.files.get(t.file).ok_or_else(missing)?;
+        file.bytes(t.range.clone()).map_err(|e| e.context(shown(name)))
+    }
+
+    fn origin(&self, name: &str) -> Origin {
+        match self.entry(name) {
+            Some(t) => {
+                let file = self.files.get(t.file).map_or(self.path.as_path(), SourceFile::path);
+                let name = t.name.get(t.prefix..).unwrap_or(&t.name).to_owned();
+                Origin { name, file: file.display().to_string() }
+            }
+            None => Origin { name: name.to_owned(), file: self.path.display().to_string() },
+        }
+    }
+}
+
+/// The header of a file whose kind is known.
+fn listing(file: &SourceFile, kind: Kind) -> Result<Listing> {
+    match kind {
+        Kind::Gguf => gguf_listing(file, file.path()),
+        _ => safetensors_listing(file),
+    }
+}
+
+fn safetensors_listing(file: &SourceFile) -> Result<Listing> {
+    let start = file.prefix(8)?;
+    let len = header_len(&start, file.len()).map_err(|e| Error::bad_file(file.path(), e))?;
+    parse_safetensors(file.path(), &file.prefix(8 + len)?, file.len())
+}
+
+/// The header of a GGUF file, read piece by piece until it is complete; messages call the file `path`.
+pub(crate) fn gguf_listing(file: &SourceFile, path: &Path) -> Result<Listing> {
+    let mut len = 1 << 20;
+    loop {
+        let prefix = file.prefix(len)?;
+        let wanted = match gguf::parse_prefix(path, &prefix, file.len()) {
+            Ok(listing) => return Ok(listing),
+            Err(gguf::Needs::Error(e)) => return Err(e),
+            Err(gguf::Needs::More(wanted)) => wanted,
+        };
+        if wanted > MAX_GGUF_HEADER {
+            let what = format!("the header goes on after {MAX_GGUF_HEADER} bytes");
+            return Err(Error::bad_file(path, what));
+        }
+        len = wanted.max(len * 4).min(MAX_GGUF_HEADER);
+    }
+}

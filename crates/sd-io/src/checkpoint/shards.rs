@@ -1,0 +1,190 @@
+//! Models in several files: a safetensors index, or files called `…-00001-of-00003.…`.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use sd_core::{Error, Result, WeightSource};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+
+use super::sniff::{self, Kind};
+use super::{Checkpoint, Format, listing};
+use crate::file::{Access, SourceFile};
+use crate::text::{cut, shown};
+
+/// The longest index that is read.
+const MAX_INDEX: u64 = 100_000_000;
+
+/// The most parts a file name may claim.
+const MAX_PARTS: usize = 1000;
+
+/// Opens the shards that an index names; file names are relative to the index.
+pub(crate) fn open_index(path: &Path, access: Access) -> Result<Checkpoint> {
+    let mut out = Checkpoint::empty(path, Format::Safetensors);
+    add_index(&mut out, path, "", access)?;
+    Ok(out)
+}
+
+/// Adds the tensors of the shards that the index at `path` names.
+pub(crate) fn add_index(out: &mut Checkpoint, path: &Path, prefix: &str, access: Access) -> Result<()> {
+    let file = SourceFile::open(path, Access::Read)?;
+    if file.len() > MAX_INDEX {
+        return Err(Error::bad_file(
+            path,
+            format!("an index of {} bytes, at most {MAX_INDEX} are read", file.len()),
+        ));
+    }
+    let index = parse_index(path, &file.prefix(file.len())?)?;
+    let home: HashMap<&str, &str> = index.iter().map(|(t, f)| (t.as_str(), f.as_str())).collect();
+    let shards: BTreeSet<&str> = home.values().copied().collect();
+    for shard in shards {
+        let at = path.parent().unwrap_or(Path::new("")).join(shard);
+        let listed = home.values().filter(|f| **f == shard).count();
+        let wanted = || format!("shard of {} with {listed} tensors", path.display());
+        let file = SourceFile::open(&at, access).map_err(|e| e.context(wanted()))?;
+        let kind = sniff::kind(&file).map_err(|e| e.context(wanted()))?;
+        if kind == Kind::Index {
+            return Err(Error::bad_file(&at, "is an index, not a shard").context(wanted()));
+        }
+        let listing = listing(&file, kind).map_err(|e| e.context(wanted()))?;
+        // A tensor that two shards hold is taken from the one the index names.
+        out.add(file, listing, prefix, &|name| home.get(name).is_none_or(|f| *f == shard))?;
+    }
+    for (tensor, shard) in &index {
+        if out.meta(&format!("{prefix}{tensor}")).is_none() {
+            let what = format!("tensor {} is not in {}, where the index places it", shown(tensor), shown(shard));
+            return Err(Error::bad_file(path, what));
+        }
+    }
+    Ok(())
+}
+
+/// The `weight_map` of a safetensors index: which file holds which tensor.
+///
+/// # Errors
+/// Not such JSON, or a tensor listed twice; the message names `path`, which is used for nothing else.
+pub fn parse_index(path: &Path, bytes: &[u8]) -> Result<Vec<(String, String)>> {
+    let bad = |what: String| Error::bad_file(path, what);
+    let index: Index = serde_json::from_slice(bytes)
+        .map_err(|e| bad(format!("not a safetensors index: {}", cut(&e.to_string(), 400))))?;
+    let map = index.0;
+    let mut seen = HashMap::with_capacity(map.len());
+    for (tensor, file) in &map {
+        if let Some(first) = seen.insert(tensor.as_str(), file) {
+            let (t, a, b) = (shown(tensor), shown(first), shown(file));
+            return Err(bad(format!("tensor {t} is listed twice, in {a} and {b}")));
+        }
+    }
+    Ok(map)
+}
+
+/// Every part of the model that `path` is one part of, if its name says that it is.
+pub(crate) fn siblings(path: &Path) -> Option<Vec<PathBuf>> {
+    let name = path.file_name()?.to_str()?;
+    let (stem, extension) = name.rsplit_once('.')?;
+    let (rest, total) = stem.rsplit_once("-of-")?;
+    let (base, this) = rest.rsplit_once('-')?;
+    let digits = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
+    if !digits(total) || !digits(this) {
+        return None;
+    }
+    let (this, total): (usize, usize) = (this.parse().ok()?, total.parse().ok()?);
+    if total > MAX_PARTS || total < 2 || this < 1 || this > total {
+        return None;
+    }
+    Some((1..=total).map(|i| path.with_file_name(format!("{base}-{i:05}-of-{total:05}.{extension}"))).collect())
+}
+
+/// Opens all parts as one checkpoint.
+pub(crate) fn open_all(path: &Path, parts: &[PathBuf], access: Access) -> Result<Checkpoint> {
+    let mut out = Checkpoint::empty(path, Format::Safetensors);
+    for part in parts {
+        let file = SourceFile::open(part, access)
+            .map_err(|e| e.context(format!("{} is one of {} parts", path.display(), parts.len())))?;
+        let kind = sniff::kind(&file)?;
+        if kind == Kind::Index {
+            return Err(Error::bad_file(part, "is an index, not a part of a model"));
+        }
+        if kind == Kind::Gguf {
+            out.format = Format::Gguf;
+        }
+        let listing = listing(&file, kind)?;
+        out.add(file, listing, "", &|_| true)?;
+    }
+    Ok(out)
+}
+
+struct Index(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Index, D::Error> {
+        d.deserialize_map(IndexVisitor)
+    }
+}
+
+struct IndexVisitor;
+
+impl<'de> Visitor<'de> for IndexVisitor {
+    type Value = Index;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with a weight_map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Index, A::Error> {
+        let mut found = None;
+        while let Some(key) = map.next_key::<String>()? {
+            if key != "weight_map" {
+                map.next_value::<IgnoredAny>()?;
+            } else if found.is_some() {
+                return Err(A::Error::custom("weight_map appears twice"));
+            } else {
+                found = Some(map.next_value::<Pairs>()?.0);
+            }
+        }
+        found.map(Index).ok_or_else(|| A::Error::missing_field("weight_map"))
+    }
+}
+
+struct Pairs(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Pairs, D::Error> {
+        d.deserialize_map(PairsVisitor)
+    }
+}
+
+struct PairsVisitor;
+
+impl<'de> Visitor<'de> for PairsVisitor {
+    type Value = Pairs;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object that gives each tensor a file name")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs, A::Error> {
+        let mut out = Vec::new();
+        while let Some(pair) = map.next_entry::<String, String>()? {
+            out.push(pair);
+        }
+        Ok(Pairs(out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_parts() {
+        let parts = siblings(Path::new("d/m.f16-00002-of-00003.safetensors")).unwrap();
+        let want: Vec<PathBuf> = (1..=3).map(|i| format!("d/m.f16-0000{i}-of-00003.safetensors").into()).collect();
+        assert_eq!(parts, want);
+        for name in
+            ["m.gguf", "m-00001-of-00001.gguf", "m-00004-of-00003.gguf", "m-1-of-3.gguf", "m-00000-of-00003.gguf"]
+        {
+            assert_eq!(siblings(Path::new(name)), None, "{name}");
+        }
+    }
+}
