@@ -1,0 +1,5 @@
+//! From a prompt to what a network is conditioned on.
+
+pub mod prompt;
+pub mod tokenizer;
+pub mod windows;
