@@ -3,6 +3,8 @@
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use xtask::{synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -18,36 +20,45 @@ enum Task {
     Tidy,
     /// Write a random checkpoint with the names and shapes of a real one.
     Synth {
-        /// Which model: sd15.
-        #[arg(value_parser = ["sd15"])]
+        /// Which model.
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(synth::MODELS))]
         model: String,
-        /// Print names and shapes and write nothing.
-        #[arg(long)]
-        list: bool,
+        /// The safetensors file to write; without it names and shapes are printed.
+        #[arg(short, long)]
+        output: Option<PathBuf>,
+        /// The same seed gives the same file.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
     },
 }
 
 fn main() -> Result<()> {
     match Args::parse().command {
-        Task::Tidy => tidy(),
-        Task::Synth { list, .. } => {
-            for spec in xtask::synth::sd15::tensors() {
-                if list {
-                    println!("{} {:?}", spec.name, spec.shape);
-                }
-            }
-            Ok(())
-        }
+        Task::Tidy => check_tidiness(),
+        Task::Synth { model, output, seed } => synthesize(&model, output.as_deref(), seed),
     }
 }
 
-fn tidy() -> Result<()> {
-    let found = xtask::tidy::run(&xtask::repo_root())?;
+fn check_tidiness() -> Result<()> {
+    let found = tidy::run(&xtask::repo_root())?;
     for finding in &found {
         println!("{finding}");
     }
     match found.len() {
         0 => Ok(()),
         n => bail!("{n} findings"),
+    }
+}
+
+fn synthesize(model: &str, output: Option<&Path>, seed: u64) -> Result<()> {
+    let specs = synth::tensors(model)?;
+    match output {
+        Some(path) => synth::write(path, &specs, seed),
+        None => {
+            for spec in &specs {
+                println!("{} {:?}", spec.name, spec.shape);
+            }
+            Ok(())
+        }
     }
 }

@@ -8,6 +8,42 @@ pub mod sd15;
 
 pub use fill::{Values, normal_quantile};
 
+use anyhow::{Result, bail};
+use sd_core::{DType, Shape};
+use sd_io::{TensorSpec, write_safetensors};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The models that [`write`] knows.
+pub const MODELS: &[&str] = &["sd15"];
+
+/// The tensors of `model`, one of [`MODELS`].
+///
+/// # Errors
+/// When there is no such model.
+pub fn tensors(model: &str) -> Result<Vec<Spec>> {
+    match model {
+        "sd15" => Ok(sd15::tensors()),
+        other => bail!("no model {other:?}; there are {}", MODELS.join(", ")),
+    }
+}
+
+/// Writes `specs`, filled from `seed`, as a safetensors file.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(path: &Path, specs: &[Spec], seed: u64) -> Result<()> {
+    let by_name: HashMap<&str, &Spec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+    let rows: sd_core::Result<Vec<TensorSpec>> = specs.iter().map(Spec::row).collect();
+    let seed_text = seed.to_string();
+    let metadata = [("generator", "sd-rs xtask synth"), ("seed", seed_text.as_str())];
+    let mut values = Values::new(seed);
+    write_safetensors(path, &metadata, &rows?, |row| {
+        Ok(by_name.get(row.name.as_str()).map(|spec| values.bytes(spec)).unwrap_or_default())
+    })?;
+    Ok(())
+}
+
 /// What a tensor is filled with.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fill {
@@ -28,4 +64,11 @@ pub struct Spec {
     pub shape: Vec<usize>,
     /// Contents.
     pub fill: Fill,
+}
+
+impl Spec {
+    fn row(&self) -> sd_core::Result<TensorSpec> {
+        let dtype = if self.fill == Fill::Count { DType::I64 } else { DType::F16 };
+        Ok(TensorSpec { name: self.name.clone(), dtype, shape: Shape::new(&self.shape)? })
+    }
 }

@@ -15,7 +15,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("sd-runtime", &["sd-core", "sd-io", "sd-models"]),
     ("sd-cli", &["sd-io", "sd-runtime"]),
     ("sd-server", &["sd-io", "sd-runtime"]),
-    ("xtask", &["sd-io", "sd-runtime"]),
+    ("xtask", &["sd-core", "sd-io", "sd-models", "sd-runtime"]),
 ];
 
 /// Outside packages that only some crates may name; a package that is absent here may be used by any of them.
