@@ -1,1 +1,23 @@
-//! See ARCHITECTURE.md.
+//! The engine: requests, noise, schedules, samplers, guidance and the path from a prompt to a picture.
+//! Knows no argv and no HTTP. `ARCHITECTURE.md` says how the parts fit.
+#![forbid(unsafe_code)]
+
+mod engine;
+mod guidance;
+mod names;
+mod observer;
+mod parameters;
+mod request;
+mod rng;
+mod sampler;
+mod schedule;
+
+pub use engine::{Engine, EngineBuilder, ModelInfo};
+pub use guidance::{Prediction, Scalings, classifier_free};
+pub use observer::{Observer, Progress, Stage, StepLatent};
+pub use parameters::Parameters;
+pub use request::{Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_SIDE, MAX_STEPS};
+pub use rng::{Rng, RngKind};
+pub use sampler::{Denoise, Noise, Sampler, SamplerKind};
+pub use schedule::{SchedulerKind, SigmaTable, TIMESTEPS};
+pub use sd_core::{CancelToken, Cuts, DType, Error, Result};

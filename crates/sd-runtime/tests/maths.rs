@@ -1,0 +1,142 @@
+//! Noise, schedules and samplers against what torch and k-diffusion compute (`oracle/rng.py`, `schedules.py`,
+//! `samplers.py`).
+
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use sd_runtime::{Rng, RngKind, Sampler, SamplerKind, SchedulerKind, SigmaTable};
+use support::{Fixture, json};
+
+/// Both slices agree within `abs`; a failure names the first place where they do not.
+fn check(what: &str, got: &[f32], want: &[f32], abs: f64) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (g, w)) in got.iter().zip(want).enumerate() {
+        assert!((f64::from(*g) - f64::from(*w)).abs() <= abs, "{what}: value {i} is {g}, want {w}");
+    }
+}
+
+/// One unit in the last place of the largest values: torch's vectorised f32 logarithm, sine and cosine are not
+/// correctly rounded, and differ between instruction sets.
+const NOISE: f64 = 5e-7;
+
+#[test]
+fn noise_is_torchs() {
+    let file = Fixture::open("rng.safetensors");
+    let mut compared = 0;
+    for name in file.names() {
+        let Some(path) = name.strip_prefix("output.") else { continue };
+        let mut parts: Vec<&str> = path.split('.').collect();
+        let kind = match parts.remove(0) {
+            "cpu" => RngKind::Cpu,
+            "cuda" => RngKind::Cuda,
+            _ => continue, // The words before the transform; the unit tests hold them.
+        };
+        let mut rng = Rng::new(kind, parts.remove(0).parse().unwrap());
+        let want = file.f32s(name);
+        let n = |s: &str| s.parse::<usize>().unwrap();
+        let got = match parts[..] {
+            ["sequence", sizes, i] => {
+                let draws: Vec<Vec<f32>> = sizes.split('_').map(|size| rng.randn(n(size))).collect();
+                draws[n(i)].clone()
+            }
+            [size, part @ ("first" | "last" | "every_61")] if kind == RngKind::Cpu => {
+                subset(&rng.randn(n(size)), part)
+            }
+            [_, size, part @ ("first" | "last" | "every_61")] => subset(&rng.randn(n(size)), part),
+            [size] => rng.randn(n(size)),
+            [call, size] => {
+                let draws: Vec<Vec<f32>> = (0..=n(call)).map(|_| rng.randn(n(size))).collect();
+                draws[n(call)].clone()
+            }
+            _ => panic!("{name}"),
+        };
+        check(name, &got, &want, NOISE);
+        compared += 1;
+    }
+    assert!(compared > 60, "{compared}");
+}
+
+fn subset(values: &[f32], part: &str) -> Vec<f32> {
+    match part {
+        "first" => values[..64].to_vec(),
+        "last" => values[values.len() - 64..].to_vec(),
+        _ => values.iter().step_by(61).copied().collect(),
+    }
+}
+
+fn close(what: &str, got: f64, want: f64) {
+    assert!((got - want).abs() <= 1e-9 * want.abs().max(1.0), "{what}: {got}, want {want}");
+}
+
+#[test]
+fn schedules_are_k_diffusions() {
+    let json = json("schedules.json");
+    let number = |v: &serde_json::Value| v.as_f64().unwrap();
+    let list = |v: &serde_json::Value| v.as_array().unwrap().clone();
+    let table = SigmaTable::scaled_linear();
+    close("least sigma", table.min(), number(&json["sigma_min"]));
+    close("largest sigma", table.max(), number(&json["sigma_max"]));
+    for row in list(&json["table"]) {
+        close("table", table.sigma(number(&row["i"])), number(&row["sigma"]));
+    }
+    for pair in list(&json["sigma_of_t"]) {
+        close("sigma of t", table.sigma(number(&pair[0])), number(&pair[1]));
+    }
+    for pair in list(&json["t_of_sigma"]) {
+        close("t of sigma", table.timestep(number(&pair[0])), number(&pair[1]));
+    }
+    let mut compared = 0;
+    for schedule in list(&json["schedules"]) {
+        let name = schedule["name"].as_str().unwrap();
+        if !SchedulerKind::names().any(|n| n == name) {
+            continue;
+        }
+        let want: Vec<f64> = list(&schedule["sigmas"]).iter().map(number).collect();
+        let got = name.parse::<SchedulerKind>().unwrap().sigmas(&table, want.len() - 1);
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(&want).for_each(|(g, w)| close(name, *g, *w));
+        compared += 1;
+    }
+    assert!(compared >= 12, "{compared}");
+}
+
+/// f32 against the reference's f64, along up to 20 steps of values up to 60 in size.
+const TRAJECTORY: f64 = 1e-5;
+
+#[test]
+fn samplers_are_k_diffusions() {
+    let file = Fixture::open("samplers.safetensors");
+    let (mu, start, noise) = (file.f32s("input.mu"), file.f32s("input.x"), file.f32s("input.noise"));
+    let n = start.len();
+    let mut denoise = |x: &[f32], sigma: f64| {
+        let s2 = sigma * sigma;
+        Ok(x.iter().zip(&mu).map(|(x, m)| ((f64::from(*x) + s2 * f64::from(*m)) / (1.0 + s2)) as f32).collect())
+    };
+    let mut compared = 0;
+    for name in file.names() {
+        let Some([sampler, schedule, steps]) = name
+            .strip_prefix("output.")
+            .map(|p| p.split('.').collect::<Vec<_>>())
+            .and_then(|p| <[&str; 3]>::try_from(p).ok())
+        else {
+            continue;
+        };
+        if !SamplerKind::names().any(|n| n == sampler) {
+            continue;
+        }
+        let kind: SamplerKind = sampler.parse().unwrap();
+        let sigmas = file.f64s(&format!("input.sigmas.{schedule}.{steps}"));
+        let want = file.f32s(name);
+        let mut draws = noise.chunks(n);
+        let mut fresh = |size: usize| draws.next().filter(|d| d.len() == size).expect("noise").to_vec();
+        let mut x: Vec<f32> = start.iter().map(|x| (f64::from(*x) * sigmas[0]) as f32).collect();
+        let mut run = Sampler::new(kind, f64::from(kind.default_eta()));
+        for (i, level) in sigmas.windows(2).enumerate() {
+            run.step(&mut x, level[0], level[1], &mut denoise, &mut fresh).unwrap();
+            check(&format!("{name} step {i}"), &x, &want[i * n..(i + 1) * n], TRAJECTORY);
+        }
+        compared += 1;
+    }
+    assert_eq!(compared, 18);
+}
