@@ -1,6 +1,7 @@
 //! Developer commands. `cargo xtask help` lists them; `tests/` runs the ones that guard the repository.
 #![forbid(unsafe_code)]
 
+pub mod oracle;
 pub mod synth;
 pub mod tidy;
 

@@ -4,7 +4,7 @@
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
-use xtask::{synth, tidy};
+use xtask::{oracle, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -30,17 +30,30 @@ enum Task {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Make the oracle fixtures again; without --python say how.
+    Oracle {
+        /// A Python interpreter with the packages of oracle/requirements.txt.
+        #[arg(long)]
+        python: Option<PathBuf>,
+        /// Scripts of oracle/ to run instead of all.
+        scripts: Vec<String>,
+    },
 }
 
 fn main() -> Result<()> {
     match Args::parse().command {
         Task::Tidy => check_tidiness(),
         Task::Synth { model, output, seed } => synthesize(&model, output.as_deref(), seed),
+        Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
+        Task::Oracle { python: None, .. } => {
+            println!("{}", oracle::INSTRUCTIONS);
+            Ok(())
+        }
     }
 }
 
 fn check_tidiness() -> Result<()> {
-    let found = tidy::run(&xtask::repo_root())?;
+    let found = tidy::run(&repo_root())?;
     for finding in &found {
         println!("{finding}");
     }
