@@ -1,5 +1,6 @@
 //! `cargo xtask <command>`.
 #![forbid(unsafe_code)]
+#![allow(clippy::print_stdout)] // these commands talk to the terminal
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};

@@ -121,9 +121,7 @@ fn check_reasons(listed: &BTreeSet<String>, architecture: &str) -> Vec<Finding> 
     for name in listed {
         match rows.get(name.as_str()) {
             None => found.push(about(file, format!("the dependency {name} has no row under \"## Dependencies\""))),
-            Some(reason) if reason.is_empty() => {
-                found.push(about(file, format!("the dependency {name} has no reason")))
-            }
+            Some(&"") => found.push(about(file, format!("the dependency {name} has no reason"))),
             Some(_) => {}
         }
     }
