@@ -2,8 +2,10 @@
 //! `ARCHITECTURE.md` says how the parts fit.
 
 pub mod cancel;
+pub mod convert;
 pub mod dtype;
 pub mod error;
+mod ffi;
 pub mod exec;
 pub mod graph;
 pub mod plan;

@@ -132,6 +132,9 @@ impl std::fmt::Debug for Dev {
     }
 }
 
+/// `GGML_MAX_N_THREADS`.
+const MAX_THREADS: usize = 512;
+
 type SetThreads = unsafe extern "C" fn(sys::ggml_backend_t, i32);
 type SetAbort = unsafe extern "C" fn(sys::ggml_backend_t, sys::ggml_abort_callback, *mut c_void);
 
@@ -156,7 +159,7 @@ impl Backend {
             // SAFETY: the driver's function of this name has this signature (ggml-backend.h).
             unsafe {
                 let f: SetThreads = std::mem::transmute::<*mut c_void, SetThreads>(f.as_ptr());
-                f(raw.as_ptr(), threads.clamp(1, sys::GGML_MAX_N_THREADS as usize) as i32);
+                f(raw.as_ptr(), threads.clamp(1, MAX_THREADS) as i32);
             }
         }
         let set_abort = dev.proc_address(c"ggml_backend_set_abort_callback").map(|f| {

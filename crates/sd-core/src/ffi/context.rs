@@ -1,0 +1,428 @@
+//! Tensors and the graph that computes them.
+
+use std::collections::{HashMap, HashSet};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ggml_sys as sys;
+
+use super::buffer::Buffer;
+use super::device::{Backend, Dev};
+use super::types;
+use crate::cancel::CancelToken;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+/// A tensor of one [`Context`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Id(u32);
+
+impl Id {
+    /// Its position in its context.
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Tensor descriptions, without memory of their own: each is placed into a [`Buffer`] before it is used.
+pub(crate) struct Context {
+    pools: Vec<NonNull<sys::ggml_context>>,
+    /// Tensors that still fit into the last pool.
+    room: usize,
+    tensors: Vec<NonNull<sys::ggml_tensor>>,
+    ids: HashMap<NonNull<sys::ggml_tensor>, Id>,
+    /// For each tensor that is not a view, the serial of its buffer and its offset; serial 0 is none.
+    places: Vec<(u64, usize)>,
+    /// Views whose addresses no longer follow from where their roots are.
+    stale: bool,
+}
+
+/// An order in which tensors are computed, within one [`Context`].
+pub(crate) struct Graph {
+    pool: NonNull<sys::ggml_context>,
+    raw: NonNull<sys::ggml_cgraph>,
+    /// The same nodes in short runs, for devices that cannot be stopped inside a graph.
+    runs: Vec<NonNull<sys::ggml_cgraph>>,
+    nodes: Vec<Id>,
+    /// Every tensor the nodes read or write, reduced to roots.
+    roots: Vec<Id>,
+}
+
+// SAFETY: descriptions have no thread affinity and are owned exclusively.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Send for Graph {}
+
+/// Tensors per pool.
+const POOL: usize = 512;
+/// Nodes between two looks at the cancel flag on devices that cannot be stopped inside a graph.
+const RUN: usize = 48;
+
+fn pool(bytes: usize) -> Result<NonNull<sys::ggml_context>> {
+    let params = sys::ggml_init_params { mem_size: bytes, mem_buffer: std::ptr::null_mut(), no_alloc: true };
+    // SAFETY: ggml allocates the pool itself.
+    NonNull::new(unsafe { sys::ggml_init(params) }).ok_or_else(|| Error::device("out of memory for graph descriptions"))
+}
+
+impl Context {
+    /// An empty context.
+    pub(crate) fn new() -> Context {
+        super::init();
+        Context {
+            pools: Vec::new(),
+            room: 0,
+            tensors: Vec::new(),
+            ids: HashMap::new(),
+            places: Vec::new(),
+            stale: false,
+        }
+    }
+
+    /// How many tensors there are.
+    pub(crate) fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// A pool with room for one more tensor.
+    pub(super) fn pool(&mut self) -> Result<*mut sys::ggml_context> {
+        if self.room == 0 {
+            // SAFETY: a constant of the library.
+            let each = unsafe { sys::ggml_tensor_overhead() };
+            self.pools.push(pool(each * POOL)?);
+            self.room = POOL;
+        }
+        match self.pools.last() {
+            Some(p) => Ok(p.as_ptr()),
+            None => Err(Error::internal("no pool")),
+        }
+    }
+
+    /// Takes a tensor that ggml just made in [`Context::pool`].
+    pub(super) fn adopt(&mut self, raw: *mut sys::ggml_tensor) -> Result<Id> {
+        let raw = NonNull::new(raw).ok_or_else(|| Error::internal("ggml made no tensor"))?;
+        self.room = self.room.saturating_sub(1);
+        let id = Id(self.tensors.len() as u32);
+        self.tensors.push(raw);
+        self.ids.insert(raw, id);
+        self.places.push((0, 0));
+        Ok(id)
+    }
+
+    pub(super) fn raw(&self, id: Id) -> Result<*mut sys::ggml_tensor> {
+        match self.tensors.get(id.index()) {
+            Some(t) => Ok(t.as_ptr()),
+            None => Err(Error::internal("a tensor of another graph")),
+        }
+    }
+
+    pub(super) fn get(&self, id: Id) -> Result<&sys::ggml_tensor> {
+        // SAFETY: tensors live as long as the context and are changed only through `&mut self`.
+        self.raw(id).map(|t| unsafe { &*t })
+    }
+
+    /// A tensor to be placed and filled: a weight, an input, or memory that later operations write.
+    pub(crate) fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> Result<Id> {
+        let type_id = types::id(dtype)?;
+        let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+        let fits = elements.is_some_and(|n| n > 0 && n.checked_mul(8).is_some_and(|b| b < isize::MAX as usize));
+        if !fits || !ne[0].is_multiple_of(dtype.block()) {
+            return Err(Error::internal(format!("no tensor {dtype} can be {ne:?}")));
+        }
+        let pool = self.pool()?;
+        // SAFETY: the pool has room for one tensor; type and sizes were checked.
+        let raw = unsafe { sys::ggml_new_tensor(pool, type_id, 4, ne.map(|d| d as i64).as_ptr()) };
+        self.adopt(raw)
+    }
+
+    /// Sizes of the axes, innermost first.
+    pub(crate) fn ne(&self, id: Id) -> Result<[usize; 4]> {
+        Ok(self.get(id)?.ne.map(|d| d.max(0) as usize))
+    }
+
+    /// Bytes from one element, row, plane and volume to the next.
+    pub(crate) fn nb(&self, id: Id) -> Result<[usize; 4]> {
+        Ok(self.get(id)?.nb)
+    }
+
+    /// The element type.
+    pub(crate) fn dtype(&self, id: Id) -> Result<DType> {
+        DType::from_ggml_id(self.get(id)?.type_).ok_or_else(|| Error::internal("unknown element type"))
+    }
+
+    /// Whether elements lie in order without gaps.
+    pub(crate) fn is_contiguous(&self, id: Id) -> Result<bool> {
+        // SAFETY: the tensor is alive.
+        Ok(unsafe { sys::ggml_is_contiguous(self.raw(id)?) })
+    }
+
+    /// Bytes from the first to the last element.
+    pub(crate) fn bytes(&self, id: Id) -> Result<usize> {
+        // SAFETY: the tensor is alive.
+        Ok(unsafe { sys::ggml_nbytes(self.raw(id)?) })
+    }
+
+    /// Bytes that `dev` wants for it.
+    pub(crate) fn alloc_size(&self, id: Id, dev: Dev) -> Result<usize> {
+        // SAFETY: buffer types are static, the tensor is alive.
+        Ok(unsafe { sys::ggml_backend_buft_get_alloc_size(dev.buffer_type().as_ptr(), self.raw(id)?) })
+    }
+
+    /// Whether `dev` can compute it.
+    pub(crate) fn is_supported(&self, id: Id, dev: Dev) -> Result<bool> {
+        // SAFETY: the device is static, the tensor is alive.
+        Ok(unsafe { sys::ggml_backend_dev_supports_op(dev.raw(), self.raw(id)?) })
+    }
+
+    /// What ggml calls the operation.
+    pub(crate) fn op_name(&self, id: Id) -> Result<String> {
+        // SAFETY: the tensor is alive.
+        Ok(super::text(unsafe { sys::ggml_op_desc(self.raw(id)?) }))
+    }
+
+    /// The tensor whose memory it shows: itself unless it is a view.
+    pub(crate) fn root(&self, id: Id) -> Result<Id> {
+        match NonNull::new(self.get(id)?.view_src) {
+            None => Ok(id),
+            Some(v) => self.ids.get(&v).copied().ok_or_else(|| Error::internal("a view of another graph")),
+        }
+    }
+
+    /// The operands.
+    pub(crate) fn sources(&self, id: Id) -> Result<Vec<Id>> {
+        let raw = self.get(id)?;
+        Ok(raw.src.iter().filter_map(|&s| self.ids.get(&NonNull::new(s)?).copied()).collect())
+    }
+
+    /// Whether it is the result of a computation, not a leaf or a mere view.
+    pub(crate) fn is_computed(&self, id: Id) -> Result<bool> {
+        Ok(!matches!(
+            self.get(id)?.op,
+            sys::GGML_OP_NONE
+                | sys::GGML_OP_RESHAPE
+                | sys::GGML_OP_VIEW
+                | sys::GGML_OP_PERMUTE
+                | sys::GGML_OP_TRANSPOSE
+        ))
+    }
+
+    /// Whether every device may write the result over an operand of the same layout: elementwise operations, and
+    /// those that read a row before they write it (as `ggml_op_can_inplace` lists them).
+    pub(crate) fn may_overwrite_operand(&self, id: Id) -> Result<bool> {
+        Ok(matches!(
+            self.get(id)?.op,
+            sys::GGML_OP_SCALE
+                | sys::GGML_OP_DIAG_MASK_INF
+                | sys::GGML_OP_ADD
+                | sys::GGML_OP_SUB
+                | sys::GGML_OP_MUL
+                | sys::GGML_OP_DIV
+                | sys::GGML_OP_UNARY
+                | sys::GGML_OP_RMS_NORM
+                | sys::GGML_OP_SOFT_MAX
+        ))
+    }
+
+    /// Whether two tensors have the same type, sizes and strides.
+    pub(crate) fn same_layout(&self, a: Id, b: Id) -> Result<bool> {
+        let (a, b) = (self.get(a)?, self.get(b)?);
+        Ok(a.type_ == b.type_ && a.ne == b.ne && a.nb == b.nb)
+    }
+
+    /// Puts a tensor at `offset` of `buffer`. Whoever computes with it holds the buffer then.
+    pub(crate) fn place(&mut self, id: Id, buffer: &Buffer, offset: usize, dev: Dev) -> Result<()> {
+        if self.places.get(id.index()) == Some(&(buffer.serial(), offset)) {
+            return Ok(());
+        }
+        let need = if buffer.is_read_only() { self.bytes(id)? } else { self.alloc_size(id, dev)? };
+        let fits = offset.checked_add(need).is_some_and(|end| end <= buffer.size())
+            && offset.is_multiple_of(buffer.alignment())
+            && self.root(id)? == id
+            && !(buffer.is_read_only() && self.is_computed(id)?);
+        if !fits {
+            return Err(Error::internal(format!("{need} bytes do not fit at {offset} of {}", buffer.size())));
+        }
+        let raw = self.raw(id)?;
+        // SAFETY: the tensor is alive and not a view, and ends inside the buffer; former placement is forgotten first,
+        // as ggml demands.
+        let status = unsafe {
+            (*raw).buffer = std::ptr::null_mut();
+            (*raw).data = std::ptr::null_mut();
+            (*raw).extra = std::ptr::null_mut();
+            sys::ggml_backend_tensor_alloc(buffer.raw(), raw, (buffer.start() + offset) as *mut _)
+        };
+        self.stale = true;
+        let place = self.places.get_mut(id.index()).ok_or_else(|| Error::internal("a tensor of another graph"))?;
+        *place = (buffer.serial(), offset);
+        if status == sys::GGML_STATUS_SUCCESS {
+            Ok(())
+        } else {
+            *place = (0, 0);
+            Err(Error::device(format!("{} could not prepare a tensor", dev.name())))
+        }
+    }
+
+    /// Gives views the addresses that follow from where their roots are.
+    fn refresh_views(&mut self) -> Result<()> {
+        if !self.stale {
+            return Ok(());
+        }
+        for t in &self.tensors {
+            let t = t.as_ptr();
+            // SAFETY: all tensors of the context are alive; a view's root is in the same context (`adopt` is the only
+            // way in). `ggml_backend_view_init` wants a view that was not placed before and a root that was.
+            unsafe {
+                let root = (*t).view_src;
+                if root.is_null() {
+                    continue;
+                }
+                (*t).buffer = std::ptr::null_mut();
+                (*t).data = std::ptr::null_mut();
+                if (*root).buffer.is_null() {
+                    continue;
+                }
+                if sys::ggml_backend_view_init(t) != sys::GGML_STATUS_SUCCESS {
+                    return Err(Error::device("could not prepare a view"));
+                }
+            }
+        }
+        self.stale = false;
+        Ok(())
+    }
+
+    fn check_in(&self, id: Id, buffer: &Buffer, len: usize) -> Result<*mut sys::ggml_tensor> {
+        let placed = self.places.get(id.index()).is_some_and(|p| p.0 == buffer.serial());
+        if !placed || self.bytes(id)? != len || !self.is_contiguous(id)? {
+            return Err(Error::internal(format!("a transfer of {len} bytes does not fit")));
+        }
+        self.raw(id)
+    }
+
+    /// Fills a leaf placed in `buffer`.
+    pub(crate) fn write(&mut self, id: Id, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        let raw = self.check_in(id, buffer, bytes.len())?;
+        if buffer.is_read_only() {
+            return Err(Error::internal("lent memory is not written"));
+        }
+        // SAFETY: the tensor lies in the live `buffer` and is `bytes.len()` long.
+        unsafe { sys::ggml_backend_tensor_set(raw, bytes.as_ptr().cast(), 0, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies out a tensor placed in `buffer`.
+    pub(crate) fn read(&self, id: Id, buffer: &Buffer, out: &mut [u8]) -> Result<()> {
+        let raw = self.check_in(id, buffer, out.len())?;
+        // SAFETY: the tensor lies in the live `buffer` and is `out.len()` long.
+        unsafe { sys::ggml_backend_tensor_get(raw, out.as_mut_ptr().cast(), 0, out.len()) };
+        Ok(())
+    }
+
+    /// The graph that computes `wanted`, in that order, each after what it needs.
+    pub(crate) fn graph(&self, wanted: &[Id]) -> Result<Graph> {
+        let size = self.len().max(1);
+        // SAFETY: constants of the library.
+        let bytes = unsafe {
+            sys::ggml_graph_overhead_custom(size, false)
+                + size.div_ceil(RUN) * sys::ggml_graph_overhead_custom(RUN, false)
+                + 1024
+        };
+        let mut graph = {
+            let pool = pool(bytes)?;
+            // SAFETY: the pool was sized for this graph; it holds at most as many nodes and leaves as there are tensors.
+            let raw = unsafe { sys::ggml_new_graph_custom(pool.as_ptr(), size, false) };
+            let Some(raw) = NonNull::new(raw) else {
+                // SAFETY: the pool is not used any more.
+                unsafe { sys::ggml_free(pool.as_ptr()) };
+                return Err(Error::internal("no room for a graph"));
+            };
+            Graph { pool, raw, runs: Vec::new(), nodes: Vec::new(), roots: Vec::new() }
+        };
+        for &id in wanted {
+            let t = self.raw(id)?;
+            // SAFETY: graph and tensors are alive and there is room for every tensor of the context.
+            unsafe { sys::ggml_build_forward_expand(graph.raw.as_ptr(), t) };
+        }
+        // SAFETY: indices are below the count of nodes.
+        let raws: Vec<_> = unsafe {
+            (0..sys::ggml_graph_n_nodes(graph.raw.as_ptr()))
+                .map(|i| sys::ggml_graph_node(graph.raw.as_ptr(), i))
+                .collect()
+        };
+        let mut seen = HashSet::new();
+        for run in raws.chunks(RUN) {
+            // SAFETY: the pool was sized for this many runs of this many nodes.
+            unsafe {
+                let sub = sys::ggml_new_graph_custom(graph.pool.as_ptr(), RUN, false);
+                let sub = NonNull::new(sub).ok_or_else(|| Error::internal("no room for a graph"))?;
+                for &t in run {
+                    sys::ggml_graph_add_node(sub.as_ptr(), t);
+                }
+                graph.runs.push(sub);
+            }
+            for &t in run {
+                let id = NonNull::new(t).and_then(|t| self.ids.get(&t).copied());
+                let id = id.ok_or_else(|| Error::internal("a node of another graph"))?;
+                graph.nodes.push(id);
+                for used in self.sources(id)?.into_iter().chain([id]) {
+                    let root = self.root(used)?;
+                    if seen.insert(root) {
+                        graph.roots.push(root);
+                    }
+                }
+            }
+        }
+        Ok(graph)
+    }
+
+    /// Computes `graph`, which this context made. `held` are the buffers its tensors lie in.
+    pub(crate) fn compute(
+        &mut self,
+        graph: &mut Graph,
+        backend: &mut Backend,
+        held: &[Arc<Buffer>],
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        let alive: HashSet<u64> = held.iter().map(|b| b.serial()).collect();
+        for &root in &graph.roots {
+            let place = self.places.get(root.index()).map_or(0, |p| p.0);
+            if !alive.contains(&place) {
+                let what = self.op_name(root)?;
+                return Err(Error::internal(format!("tensor {} ({what}) is in no held buffer", root.index())));
+            }
+        }
+        self.refresh_views()?;
+        if backend.can_abort() {
+            let raw = graph.raw.as_ptr();
+            // SAFETY: every tensor of the graph lies in a live buffer, checked above; shapes were checked when built.
+            return backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) });
+        }
+        for run in &graph.runs {
+            let raw = run.as_ptr();
+            // SAFETY: as above.
+            backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) })?;
+        }
+        Ok(())
+    }
+}
+
+impl Graph {
+    /// The tensors in the order they are computed.
+    pub(crate) fn nodes(&self) -> &[Id] {
+        &self.nodes
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the pool is owned here.
+        unsafe { sys::ggml_free(self.pool.as_ptr()) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        for p in &self.pools {
+            // SAFETY: the pools are owned here.
+            unsafe { sys::ggml_free(p.as_ptr()) }
+        }
+    }
+}
