@@ -7,10 +7,12 @@ mod guidance;
 mod names;
 mod observer;
 mod parameters;
+mod picture;
 mod request;
 mod rng;
 mod sampler;
 mod schedule;
+mod txt2img;
 
 pub use engine::{Engine, EngineBuilder, ModelInfo};
 pub use guidance::{Prediction, Scalings, classifier_free};

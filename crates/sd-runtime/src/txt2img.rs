@@ -1,0 +1,189 @@
+//! The path of one request: conditioning, noise, the sampler's loop, the picture.
+
+use sd_core::{CancelToken, Error, Result, Tensor};
+
+use crate::guidance::{Prediction, classifier_free};
+use crate::observer::{Observer, Progress, Stage, StepLatent};
+use crate::parameters::Parameters;
+use crate::picture;
+use crate::request::{GeneratedImage, Resolved};
+use crate::rng::Rng;
+use crate::sampler::Sampler;
+use crate::schedule::SigmaTable;
+
+/// The networks of a model, as the loop sees them.
+pub(crate) trait Networks {
+    /// What latents look like and how noise relates to timesteps.
+    fn latents(&self) -> &Latents;
+
+    /// The states `[1, tokens, c]` of a prompt.
+    fn condition(&mut self, prompt: &str, clip_skip: u32, cancel: &CancelToken) -> Result<Tensor>;
+
+    /// The raw prediction for `x` `[1, c, h, w]` under each of `conditions`.
+    fn predict(&mut self, x: &Tensor, t: f64, conditions: &[&Tensor], cancel: &CancelToken) -> Result<Vec<Tensor>>;
+
+    /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent; `precise` computes with f32 weights.
+    fn decode(&mut self, latent: &Tensor, precise: bool, cancel: &CancelToken) -> Result<Tensor>;
+
+    /// The first weight with a NaN or an infinity in the part that runs in `stage`, for messages.
+    fn broken_weight(&self, stage: Stage) -> Option<String>;
+}
+
+/// The space a model denoises in.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Latents {
+    pub(crate) channels: usize,
+    /// Pixels to a latent position, along each axis.
+    pub(crate) pixels: usize,
+    /// Sides of a latent are multiples of this.
+    pub(crate) multiple: usize,
+    pub(crate) prediction: Prediction,
+    pub(crate) table: SigmaTable,
+}
+
+/// Who hears about the request, and who may stop it.
+pub(crate) struct Watch<'a> {
+    pub(crate) observer: &'a mut dyn Observer,
+    pub(crate) cancel: &'a CancelToken,
+}
+
+/// What a request's images are steered by.
+struct Conditions {
+    cond: Tensor,
+    /// Absent when guidance is off.
+    uncond: Option<Tensor>,
+}
+
+/// Which image of how many.
+#[derive(Clone, Copy)]
+struct Place {
+    image: usize,
+    images: usize,
+}
+
+impl Place {
+    fn report(self, watch: &mut Watch<'_>, stage: Stage, step: usize, total: usize) {
+        let Place { image, images } = self;
+        watch.observer.progress(Progress { stage, step, total, image, images });
+    }
+}
+
+/// The images of a request, each computed alone.
+pub(crate) fn run(
+    net: &mut dyn Networks,
+    request: &Resolved,
+    watch: &mut Watch<'_>,
+) -> Result<Vec<GeneratedImage>> {
+    request.warnings.iter().for_each(|w| watch.observer.warning(w));
+    let size = picture::Sizes::new(&request.first, net.latents());
+    if let Some(message) = size.message() {
+        watch.observer.warning(&message);
+    }
+    let images = request.batch_count as usize;
+    let conditions = conditions(net, &request.first, Place { image: 0, images }, watch)?;
+    let mut done = Vec::new();
+    for image in 0..images {
+        let parameters = Parameters { seed: request.first.seed + image as i64, ..request.first.clone() };
+        let place = Place { image, images };
+        let latent = denoise(net, &parameters, &size, &conditions, place, watch)?;
+        let pixels = decode(net, &latent, place, watch)?;
+        let rgb = size.crop_to_rgb(&pixels)?;
+        let image = GeneratedImage { width: parameters.width, height: parameters.height, rgb, parameters };
+        watch.observer.image(place.image, &image);
+        done.push(image);
+    }
+    Ok(done)
+}
+
+fn conditions(net: &mut dyn Networks, p: &Parameters, place: Place, watch: &mut Watch<'_>) -> Result<Conditions> {
+    let stage = Stage::TextEncode;
+    let guided = p.cfg_scale != 1.0;
+    let total = 1 + usize::from(guided);
+    let mut encode = |done: usize, field: &str, text: &str| {
+        place.report(watch, stage, done, total);
+        watch.cancel.check()?;
+        let states = net.condition(text, p.clip_skip, watch.cancel).map_err(|e| e.context(stage.name()))?;
+        if states.is_finite() { Ok(states) } else { Err(non_finite(net, stage, &format!("the {field}'s states"))) }
+    };
+    let cond = encode(0, "prompt", &p.prompt)?;
+    let uncond = if guided { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
+    place.report(watch, stage, total, total);
+    Ok(Conditions { cond, uncond })
+}
+
+fn denoise(
+    net: &mut dyn Networks,
+    p: &Parameters,
+    size: &picture::Sizes,
+    conditions: &Conditions,
+    place: Place,
+    watch: &mut Watch<'_>,
+) -> Result<Tensor> {
+    let stage = Stage::Denoise;
+    let Latents { prediction, table, .. } = net.latents().clone();
+    let steps = p.steps as usize;
+    let sigmas = p.scheduler.sigmas(&table, steps);
+    let mut rng = Rng::new(p.rng, p.seed as u64);
+    let mut sampler_rng = p.sampler_rng.map(|kind| Rng::new(kind, p.seed as u64));
+
+    let dims = size.latent();
+    let first = sigmas.first().copied().unwrap_or(0.0);
+    let mut x = Tensor::f32(&dims, rng.randn(dims.iter().product()))?;
+    x.values_mut().iter_mut().for_each(|v| *v = (f64::from(*v) * first) as f32);
+    let mut sampler = Sampler::new(p.sampler, f64::from(p.eta));
+    place.report(watch, stage, 0, steps);
+    for (step, level) in (1..).zip(sigmas.windows(2)) {
+        let &[from, to] = level else { continue };
+        watch.cancel.check()?;
+        let mut estimate = |x: &[f32], sigma: f64| {
+            let scalings = prediction.scalings(sigma);
+            let input = Tensor::f32(&dims, scalings.input(x))?;
+            let all: Vec<&Tensor> = std::iter::once(&conditions.cond).chain(&conditions.uncond).collect();
+            let mut out = net.predict(&input, table.timestep(sigma), &all, watch.cancel)?.into_iter();
+            let (cond, uncond) = (out.next().unwrap_or(input), out.next());
+            let guided =
+                classifier_free(cond.into_values(), uncond.as_ref().map(Tensor::values), f64::from(p.cfg_scale));
+            Ok(scalings.denoised(x, &guided))
+        };
+        let mut noise = |n: usize| sampler_rng.as_mut().unwrap_or(&mut rng).randn(n);
+        let denoised = sampler
+            .step(x.values_mut(), from, to, &mut estimate, &mut noise)
+            .map_err(|e| e.context(format!("{} step {step} of {steps}", stage.name())))?;
+        let denoised = Tensor::f32(&dims, denoised)?;
+        if !denoised.is_finite() || !x.is_finite() {
+            return Err(non_finite(net, stage, &format!("the prediction of step {step} of {steps}")));
+        }
+        watch.observer.step(StepLatent { image: place.image, step, latent: &x, denoised: &denoised });
+        place.report(watch, stage, step, steps);
+    }
+    Ok(x)
+}
+
+fn decode(net: &mut dyn Networks, latent: &Tensor, place: Place, watch: &mut Watch<'_>) -> Result<Tensor> {
+    let stage = Stage::Decode;
+    place.report(watch, stage, 0, 1);
+    watch.cancel.check()?;
+    let context = |e: Error| e.context(stage.name());
+    let mut pixels = net.decode(latent, false, watch.cancel).map_err(context)?;
+    if !pixels.is_finite() {
+        watch.observer.warning("decoding gave NaN or infinite values; decoding again with f32 weights");
+        pixels = net.decode(latent, true, watch.cancel).map_err(context)?;
+        if !pixels.is_finite() {
+            return Err(non_finite(net, stage, "the picture"));
+        }
+    }
+    place.report(watch, stage, 1, 1);
+    Ok(pixels)
+}
+
+/// The error that names the stage, and the damaged weight if that is the cause.
+fn non_finite(net: &dyn Networks, stage: Stage, what: &str) -> Error {
+    let message = format!("{}: {what} have NaN or infinite values", stage.name());
+    match net.broken_weight(stage) {
+        Some(weight) => Error::non_finite(format!("{message}, because {weight} has")),
+        None => Error::non_finite(message).hint("choose a weight type with a wider range, such as f32"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,244 @@
+//! The loop with networks that have a closed form.
+
+use super::*;
+use crate::request::{Defaults, ImageRequest};
+use crate::sampler::SamplerKind;
+use crate::schedule::SchedulerKind;
+
+/// Data are N(0, 1) whatever the prompt, so the best denoiser is x / (1 + sigma^2). Prompts and pictures can be made
+/// to break.
+struct Fake {
+    latents: Latents,
+    /// Decodes with weights as stored fail.
+    narrow_vae: bool,
+    cancel_at: Option<(usize, CancelToken)>,
+    evaluations: usize,
+}
+
+impl Fake {
+    fn new() -> Fake {
+        let table = SigmaTable::scaled_linear();
+        let latents = Latents { channels: 4, pixels: 8, multiple: 8, prediction: Prediction::Eps, table };
+        Fake { latents, narrow_vae: false, cancel_at: None, evaluations: 0 }
+    }
+}
+
+impl Networks for Fake {
+    fn latents(&self) -> &Latents {
+        &self.latents
+    }
+
+    fn condition(&mut self, prompt: &str, _clip_skip: u32, _cancel: &CancelToken) -> Result<Tensor> {
+        let value = match prompt {
+            "broken" => f32::NAN,
+            "unet" => 1.0,
+            "vae" => 2.0,
+            _ => 0.0,
+        };
+        Tensor::f32(&[1, 1, 1], vec![value])
+    }
+
+    fn predict(
+        &mut self,
+        x: &Tensor,
+        t: f64,
+        conditions: &[&Tensor],
+        _cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
+        self.evaluations += 1;
+        if let Some((_, token)) = self.cancel_at.as_ref().filter(|(at, _)| *at == self.evaluations) {
+            token.cancel();
+        }
+        let sigma = self.latents.table.sigma(t);
+        let one = |condition: &&Tensor| {
+            // eps = (x - D) / sigma with x = input * sqrt(1 + sigma^2).
+            let v2 = 1.0 + sigma * sigma;
+            let broken = condition.values() == [1.0] && self.evaluations == 2;
+            let eps = |v: &f32| {
+                let x = f64::from(*v) * v2.sqrt();
+                if broken { f32::INFINITY } else { ((x - x / v2) / sigma) as f32 }
+            };
+            Tensor::f32(x.dims(), x.values().iter().map(eps).collect())
+        };
+        conditions.iter().map(one).collect()
+    }
+
+    fn decode(&mut self, latent: &Tensor, precise: bool, _cancel: &CancelToken) -> Result<Tensor> {
+        let [_, _, h, w] = latent.shape().array().unwrap();
+        let value = |i: usize| latent.values()[i % latent.values().len()] / 4.0;
+        let broken = self.narrow_vae && !precise;
+        let values = (0..3 * 64 * h * w).map(|i| if broken { f32::NAN } else { value(i) }).collect();
+        Tensor::f32(&[1, 3, 8 * h, 8 * w], values)
+    }
+
+    fn broken_weight(&self, stage: Stage) -> Option<String> {
+        (stage == Stage::TextEncode).then(|| "a.weight (x.safetensors)".into())
+    }
+}
+
+const DEFAULTS: Defaults = Defaults {
+    width: 64,
+    height: 64,
+    steps: 3,
+    cfg_scale: 7.0,
+    sampler: SamplerKind::EulerA,
+    scheduler: SchedulerKind::Discrete,
+    clip_skip: 1,
+};
+
+#[derive(Default)]
+struct Log {
+    progress: Vec<(Stage, usize, usize, usize)>,
+    warnings: Vec<String>,
+    images: Vec<usize>,
+    steps: usize,
+}
+
+impl Observer for Log {
+    fn progress(&mut self, p: Progress) {
+        self.progress.push((p.stage, p.image, p.step, p.total));
+    }
+
+    fn warning(&mut self, message: &str) {
+        self.warnings.push(message.into());
+    }
+
+    fn step(&mut self, _latent: StepLatent<'_>) {
+        self.steps += 1;
+    }
+
+    fn image(&mut self, index: usize, _image: &GeneratedImage) {
+        self.images.push(index);
+    }
+}
+
+fn generate(net: &mut Fake, request: &ImageRequest, log: &mut Log) -> Result<Vec<GeneratedImage>> {
+    let cancel = net.cancel_at.as_ref().map(|(_, token)| token.clone()).unwrap_or_default();
+    let resolved = request.resolve("fake", &DEFAULTS, 7)?;
+    run(net, &resolved, &mut Watch { observer: log, cancel: &cancel })
+}
+
+fn prompt(prompt: &str) -> ImageRequest {
+    ImageRequest { prompt: prompt.into(), ..Default::default() }
+}
+
+#[test]
+fn stages_and_steps_are_reported() {
+    let mut log = Log::default();
+    let images =
+        generate(&mut Fake::new(), &ImageRequest { batch_count: Some(2), ..prompt("a") }, &mut log).unwrap();
+    assert_eq!((images.len(), log.images, log.steps), (2, vec![0, 1], 6));
+    let mut want = vec![(Stage::TextEncode, 0, 0, 2), (Stage::TextEncode, 0, 1, 2), (Stage::TextEncode, 0, 2, 2)];
+    for image in 0..2 {
+        want.extend((0..=3).map(|step| (Stage::Denoise, image, step, 3)));
+        want.extend([(Stage::Decode, image, 0, 1), (Stage::Decode, image, 1, 1)]);
+    }
+    assert_eq!(log.progress, want);
+    assert!(log.warnings.is_empty());
+    assert_eq!(images[1].parameters.seed, 43);
+    assert_eq!(images[0].rgb.len(), 64 * 64 * 3);
+}
+
+/// The flow of this denoiser keeps x / sqrt(1 + sigma^2), so a fine Euler run ends near noise * sigma / sqrt(1 + sigma^2).
+#[test]
+fn a_fine_run_follows_the_exact_flow() {
+    struct Last(Vec<f32>);
+    impl Observer for Last {
+        fn step(&mut self, s: StepLatent<'_>) {
+            self.0 = s.latent.values().to_vec();
+        }
+    }
+    let request = ImageRequest { steps: Some(400), sampler: Some(SamplerKind::Euler), ..prompt("") };
+    let mut last = Last(Vec::new());
+    let cancel = CancelToken::new();
+    let resolved = request.resolve("fake", &DEFAULTS, 7).unwrap();
+    run(&mut Fake::new(), &resolved, &mut Watch { observer: &mut last, cancel: &cancel }).unwrap();
+    let noise = Rng::new(resolved.first.rng, 42).randn(4 * 64);
+    let sigma = SigmaTable::scaled_linear().max();
+    let factor = sigma / (1.0 + sigma * sigma).sqrt();
+    for (got, noise) in last.0.iter().zip(&noise) {
+        let want = f64::from(*noise) * factor;
+        assert!((f64::from(*got) - want).abs() < 0.03 * want.abs() + 1e-4, "{got} {want}");
+    }
+}
+
+#[test]
+fn an_image_of_a_batch_is_the_image_alone() {
+    let batch = ImageRequest { batch_count: Some(3), seed: Some(5), ..prompt("a") };
+    let mut net = Fake::new();
+    let batch = generate(&mut net, &batch, &mut Log::default()).unwrap();
+    for (i, image) in batch.iter().enumerate() {
+        let alone = ImageRequest { seed: Some(5 + i as i64), ..prompt("a") };
+        assert_eq!(&generate(&mut net, &alone, &mut Log::default()).unwrap()[0], image);
+    }
+    assert_ne!(batch[0].rgb, batch[1].rgb);
+}
+
+#[test]
+fn what_is_not_finite_is_named() {
+    let e = generate(&mut Fake::new(), &prompt("broken"), &mut Log::default()).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "text encoding: the prompt's states have NaN or infinite values, because a.weight (x.safetensors) has"
+    );
+    let negative = ImageRequest { negative_prompt: "broken".into(), ..Default::default() };
+    let e = generate(&mut Fake::new(), &negative, &mut Log::default()).unwrap_err().to_string();
+    assert!(e.contains("the negative prompt's states"), "{e}");
+    let e = generate(&mut Fake::new(), &prompt("unet"), &mut Log::default()).unwrap_err().to_string();
+    assert!(e.starts_with("denoising: the prediction of step 2 of 3 have NaN"), "{e}");
+}
+
+#[test]
+fn a_broken_picture_is_decoded_again_in_f32() {
+    let mut log = Log::default();
+    let mut net = Fake { narrow_vae: true, ..Fake::new() };
+    let images = generate(&mut net, &prompt("a"), &mut log).unwrap();
+    assert_eq!(images, generate(&mut Fake::new(), &prompt("a"), &mut Log::default()).unwrap());
+    assert!(log.warnings.iter().any(|w| w.contains("again with f32")), "{:?}", log.warnings);
+}
+
+#[test]
+fn cancelling_stops_before_the_next_step() {
+    let mut net = Fake { cancel_at: Some((2, CancelToken::new())), ..Fake::new() };
+    let e = generate(&mut net, &prompt("a"), &mut Log::default()).unwrap_err();
+    assert!(e.is_cancelled());
+    assert_eq!(net.evaluations, 2);
+}
+
+#[test]
+fn guidance_of_one_needs_no_negative_prompt() {
+    let request = ImageRequest { cfg_scale: Some(1.0), negative_prompt: "broken".into(), ..prompt("a") };
+    assert!(generate(&mut Fake::new(), &request, &mut Log::default()).is_ok());
+}
+
+#[test]
+fn any_multiple_of_eight_gives_its_size() {
+    let mut log = Log::default();
+    let request = ImageRequest { width: Some(72), height: Some(40), ..prompt("a") };
+    let image = &generate(&mut Fake::new(), &request, &mut log).unwrap()[0];
+    assert_eq!((image.width, image.height, image.rgb.len()), (72, 40, 72 * 40 * 3));
+    assert_eq!(log.warnings, ["width, height: the network computes 128x64; the picture is its middle 72x40"]);
+}
+
+#[test]
+fn another_sampler_generator_changes_only_the_samplers_noise() {
+    use crate::rng::RngKind::{Cpu, Cuda};
+    let with = |rng, sampler_rng| ImageRequest { rng: Some(rng), sampler_rng, ..prompt("a") };
+    let mut first = |r: &ImageRequest| {
+        struct First(Option<Vec<f32>>);
+        impl Observer for First {
+            fn step(&mut self, s: StepLatent<'_>) {
+                self.0.get_or_insert_with(|| s.denoised.values().to_vec());
+            }
+        }
+        let mut o = First(None);
+        let resolved = r.resolve("fake", &DEFAULTS, 7).unwrap();
+        let images = run(&mut Fake::new(), &resolved, &mut Watch { observer: &mut o, cancel: &CancelToken::new() });
+        (o.0.unwrap(), images.unwrap().remove(0).rgb)
+    };
+    let (same, other) = (first(&with(Cuda, Some(Cuda))), first(&with(Cuda, Some(Cpu))));
+    assert_eq!(first(&with(Cuda, None)), same);
+    assert_eq!(same.0, other.0);
+    assert_ne!(same.1, other.1);
+    assert_ne!(first(&with(Cpu, None)).0, same.0);
+}
