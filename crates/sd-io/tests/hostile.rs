@@ -1,5 +1,6 @@
 //! Broken files: each must give an error that names the file and says what is wrong; none may panic or allocate
 //! by a number it claims.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 mod common;
 

@@ -1,4 +1,5 @@
 //! Well-formed checkpoints of every layout.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers outside of test functions
 
 mod common;
 

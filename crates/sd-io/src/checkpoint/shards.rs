@@ -89,7 +89,7 @@ pub(crate) fn siblings(path: &Path) -> Option<Vec<PathBuf>> {
         return None;
     }
     let (this, total): (usize, usize) = (this.parse().ok()?, total.parse().ok()?);
-    if total > MAX_PARTS || total < 2 || this < 1 || this > total {
+    if !(2..=MAX_PARTS).contains(&total) || !(1..=total).contains(&this) {
         return None;
     }
     Some((1..=total).map(|i| path.with_file_name(format!("{base}-{i:05}-of-{total:05}.{extension}"))).collect())

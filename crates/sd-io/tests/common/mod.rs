@@ -1,5 +1,5 @@
 //! Files made by hand, byte by byte, so that no expectation comes from the writers under test.
-#![allow(dead_code)] // each test file uses a part
+#![allow(dead_code, clippy::unwrap_used)] // each test file uses a part
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};

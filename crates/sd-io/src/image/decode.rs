@@ -1,0 +1,96 @@
+//! Pictures in. What a file is, is read from its content; sizes are limited before anything is allocated.
+
+use std::io::Cursor;
+use std::path::Path;
+
+use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
+use sd_core::{Error, Result};
+
+use super::Image;
+use crate::file::{Access, SourceFile};
+
+/// The longest picture file that is read.
+const MAX_FILE: u64 = 512 << 20;
+
+/// The most pixels, 16384 by 8192. A file of some kilobytes can claim any number.
+const MAX_PIXELS: u64 = 1 << 27;
+
+/// The most memory a decoder may take, enough for [`MAX_PIXELS`] of 16-bit RGBA.
+const MAX_MEMORY: u64 = MAX_PIXELS * 8;
+
+impl Image {
+    /// Reads a PNG, JPEG, WebP, BMP, GIF, TGA or PNM file. The first frame of an animation counts, EXIF orientation is
+    /// applied, grey becomes RGB, 16 bits become 8 and alpha is dropped.
+    ///
+    /// # Errors
+    /// The file cannot be read, is of another format, malformed, or has more than 2^27 pixels.
+    pub fn open(path: impl AsRef<Path>) -> Result<Image> {
+        let path = path.as_ref();
+        let file = SourceFile::open(path, Access::Read)?;
+        if file.len() > MAX_FILE {
+            let what = format!("a picture of {} bytes, at most {MAX_FILE} are read", file.len());
+            return Err(Error::bad_file(path, what));
+        }
+        decode(&file.prefix(file.len())?).map_err(|what| Error::bad_file(path, what))
+    }
+
+    /// Reads a picture from memory as [`Image::open`] does.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn decode(bytes: &[u8]) -> Result<Image> {
+        decode(bytes).map_err(|what| Error::request(format!("picture: {what}")))
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Image, String> {
+    let format = format(bytes)?;
+    let failed = |e: image::ImageError| format!("{format:?}: {e}");
+    let mut limits = Limits::no_limits();
+    limits.max_alloc = Some(MAX_MEMORY);
+
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    reader.limits(limits);
+    let mut decoder = reader.into_decoder().map_err(failed)?;
+    let (width, height) = decoder.dimensions();
+    let pixels = u64::from(width) * u64::from(height);
+    if pixels == 0 || pixels > MAX_PIXELS || decoder.total_bytes() > MAX_MEMORY {
+        return Err(format!("{width}x{height} pixels, between 1 and {MAX_PIXELS} are read"));
+    }
+    // Orientation comes with metadata that may be malformed; the picture is upright unless it says otherwise.
+    let orientation = decoder.orientation().map_err(failed)?;
+    let mut picture = DynamicImage::from_decoder(decoder).map_err(failed)?;
+    picture.apply_orientation(orientation);
+    let rgb = picture.into_rgb8();
+    let (width, height) = rgb.dimensions();
+    Ok(Image { width, height, rgb: rgb.into_raw() })
+}
+
+fn format(bytes: &[u8]) -> Result<ImageFormat, String> {
+    use ImageFormat::{Bmp, Gif, Jpeg, Png, Pnm, Tga, WebP};
+    const EXPECTED: &str = "expected PNG, JPEG, WebP, BMP, GIF, TGA or PNM";
+    if bytes.is_empty() {
+        return Err("the picture is empty".into());
+    }
+    match image::guess_format(bytes) {
+        Ok(format @ (Png | Jpeg | WebP | Bmp | Gif | Pnm)) => Ok(format),
+        Ok(other) => Err(format!("{other:?} pictures are not supported: {EXPECTED}")),
+        Err(_) if looks_like_tga(bytes) => Ok(Tga),
+        Err(_) => Err(format!("not a picture: {EXPECTED}")),
+    }
+}
+
+/// TGA has no signature at its start: the fields of the header must be among the few values they can have.
+fn looks_like_tga(bytes: &[u8]) -> bool {
+    match *bytes {
+        [_, map @ 0..=1, kind, _, _, _, _, _, _, _, _, _, w0, w1, h0, h1, depth, ..] => {
+            let mapped = matches!(kind, 1 | 9);
+            (mapped || matches!(kind, 2 | 3 | 10 | 11))
+                && mapped == (map == 1)
+                && [w0, w1] != [0, 0]
+                && [h0, h1] != [0, 0]
+                && matches!(depth, 8 | 15 | 16 | 24 | 32)
+        }
+        _ => false,
+    }
+}

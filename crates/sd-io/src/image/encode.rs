@@ -1,0 +1,71 @@
+//! Pictures out.
+
+use std::path::Path;
+
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::{ExtendedColorType, ImageEncoder};
+use sd_core::{Error, Result};
+
+use super::{Image, parameters};
+use crate::atomic::write_file;
+
+/// The JPEG quality that 0 stands for.
+const DEFAULT_QUALITY: u8 = 90;
+
+impl Image {
+    /// The picture as a PNG file, with `text` under the keyword `parameters`.
+    ///
+    /// # Errors
+    /// The text holds a NUL.
+    pub fn to_png(&self, text: Option<&str>) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        PngEncoder::new_with_quality(&mut out, CompressionType::Default, FilterType::Adaptive)
+            .write_image(&self.rgb, self.width, self.height, ExtendedColorType::Rgb8)
+            .map_err(|e| self.failed("PNG", &e))?;
+        match text {
+            Some(text) => parameters::insert_png(&out, text),
+            None => Ok(out),
+        }
+    }
+
+    /// The picture as a JPEG file, `quality` from 1 to 100 (0 means 90, more counts as 100), with `text` as an EXIF
+    /// user comment and as a comment segment that starts with `parameters`.
+    ///
+    /// # Errors
+    /// The text holds a NUL, or a side is longer than 65535.
+    pub fn to_jpeg(&self, quality: u8, text: Option<&str>) -> Result<Vec<u8>> {
+        let quality = if quality == 0 { DEFAULT_QUALITY } else { quality.min(100) };
+        let mut out = Vec::new();
+        JpegEncoder::new_with_quality(&mut out, quality)
+            .write_image(&self.rgb, self.width, self.height, ExtendedColorType::Rgb8)
+            .map_err(|e| self.failed("JPEG", &e))?;
+        match text {
+            Some(text) => parameters::insert_jpeg(&out, text),
+            None => Ok(out),
+        }
+    }
+
+    /// Writes the picture in the format that the extension of `path` names: `.png`, `.jpg`, `.jpeg` or `.jpe`, in any
+    /// case. The file appears under its name only when it is complete; missing folders are made.
+    ///
+    /// # Errors
+    /// Another extension, or the disk.
+    pub fn save(&self, path: impl AsRef<Path>, quality: u8, text: Option<&str>) -> Result<()> {
+        let path = path.as_ref();
+        let extension = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
+        let bytes = match extension.as_deref() {
+            Some("png") => self.to_png(text)?,
+            Some("jpg" | "jpeg" | "jpe") => self.to_jpeg(quality, text)?,
+            _ => {
+                let what = format!("{}: pictures are written as .png, .jpg, .jpeg or .jpe", path.display());
+                return Err(Error::unsupported(what));
+            }
+        };
+        write_file(path, &bytes)
+    }
+
+    fn failed(&self, format: &str, e: &image::ImageError) -> Error {
+        Error::unsupported(format!("a {}x{} picture as {format}: {e}", self.width, self.height))
+    }
+}

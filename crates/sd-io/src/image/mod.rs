@@ -1,0 +1,68 @@
+//! Pictures: any common format in, PNG and JPEG with generation parameters out.
+
+mod decode;
+mod encode;
+mod exif;
+mod parameters;
+
+pub use parameters::read_parameters;
+
+use sd_core::{Error, Result};
+
+/// An RGB picture, 8 bits per channel, rows from the top, pixels from the left, three bytes each.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Image {
+    width: u32,
+    height: u32,
+    rgb: Vec<u8>,
+}
+
+impl Image {
+    /// A picture from its bytes, `3 * width * height` of them.
+    ///
+    /// # Errors
+    /// Another number of bytes, or a side of 0.
+    pub fn new(width: u32, height: u32, rgb: Vec<u8>) -> Result<Image> {
+        let want = u64::from(width) * u64::from(height) * 3;
+        if want == 0 || rgb.len() as u64 != want {
+            let got = rgb.len();
+            return Err(Error::shape(format!("a {width}x{height} picture takes {want} bytes, got {got}")));
+        }
+        Ok(Image { width, height, rgb })
+    }
+
+    /// The width in pixels.
+    pub fn width(&self) -> u32 {
+        self.width
+    }
+
+    /// The height in pixels.
+    pub fn height(&self) -> u32 {
+        self.height
+    }
+
+    /// The bytes.
+    pub fn rgb(&self) -> &[u8] {
+        &self.rgb
+    }
+
+    /// The bytes, taken out.
+    pub fn into_rgb(self) -> Vec<u8> {
+        self.rgb
+    }
+
+    /// The red, green and blue of a pixel; `None` outside.
+    pub fn pixel(&self, x: u32, y: u32) -> Option<[u8; 3]> {
+        if x >= self.width || y >= self.height {
+            return None;
+        }
+        let at = (y as usize * self.width as usize + x as usize) * 3;
+        self.rgb.get(at..at + 3)?.try_into().ok()
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{} picture", self.width, self.height)
+    }
+}
