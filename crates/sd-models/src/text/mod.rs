@@ -1,5 +1,6 @@
 //! From a prompt to what a network is conditioned on.
 
+pub mod clip;
 pub mod prompt;
 pub mod tokenizer;
 pub mod windows;

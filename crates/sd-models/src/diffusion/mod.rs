@@ -1,0 +1,3 @@
+//! The networks that predict noise.
+
+pub mod unet;

@@ -1,0 +1,221 @@
+//! The UNet of latent diffusion (Rombach et al. 2022; `UNetModel` of CompVis, `UNet2DConditionModel` of diffusers).
+//! Golden values: `oracle/unet.py`.
+//! `b` images, `c` channels, `[h, w]` latent size, `t` context tokens, `e` channels of the time embedding.
+//!
+//! Which modules a block has is read off their weights, so pruned networks need no description of their own.
+
+use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
+
+/// Groups of every group norm, and the two epsilons in use.
+const GROUPS: usize = 32;
+const EPS: f32 = 1e-5;
+const EPS_ATTENTION: f32 = 1e-6;
+/// The longest period of the time embedding.
+const MAX_PERIOD: f32 = 10_000.0;
+
+/// How channels are split into heads. No tensor tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Heads {
+    /// So many heads, whatever the width: 8 in SD 1.x (`num_heads` in CompVis' `v1-inference.yaml`).
+    Count(usize),
+    /// Heads of so many channels: 64 in SD 2.x and SDXL (`num_head_channels`).
+    Width(usize),
+}
+
+impl Heads {
+    fn count(self, channels: usize) -> usize {
+        match self {
+            Heads::Count(n) => n,
+            Heads::Width(d) => channels.checked_div(d).unwrap_or(0),
+        }
+    }
+}
+
+/// Sizes, read off the weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Channels of the latent with what is joined to it: 4, or 9 and 8 in inpainting and editing networks.
+    pub in_channels: usize,
+    /// Channels of the prediction.
+    pub out_channels: usize,
+    /// Channels of the first level, and the width of the sinusoid.
+    pub channels: usize,
+    /// Channels of a context token.
+    pub context: usize,
+    /// Entries of `input_blocks` and of `output_blocks`.
+    pub blocks: [usize; 2],
+    /// How often the size is halved.
+    pub halvings: usize,
+    /// Given by the family.
+    pub heads: Heads,
+}
+
+impl Config {
+    /// The sizes of the network at `w`.
+    ///
+    /// # Errors
+    /// A tensor that shows a size is missing or has another number of axes.
+    pub fn detect(w: &Scope, heads: Heads) -> Result<Config> {
+        let [channels, in_channels, _, _] = w.sub("input_blocks.0.0").dims("weight")?;
+        let [out_channels, _, _, _] = w.sub("out.2").dims("weight")?;
+        let blocks = [w.count("input_blocks")?, w.count("output_blocks")?];
+        let (mut halvings, mut context) = (0, None);
+        for i in 0..blocks[0] {
+            let w = w.at("input_blocks", i);
+            halvings += usize::from(w.contains("0.op"));
+            let attention = w.sub("1.transformer_blocks.0.attn2");
+            if context.is_none() && attention.contains("to_k") {
+                let [_, k] = attention.dims("to_k.weight")?;
+                context = Some(k);
+            }
+        }
+        let context = context
+            .ok_or_else(|| Error::unsupported("the network has no cross-attention, so no prompt can steer it"))?;
+        Ok(Config { in_channels, out_channels, channels, context, blocks, halvings, heads })
+    }
+}
+
+/// The prediction `[b, out, h, w]` for `x [b, in, h, w]` at `timesteps [b]` given `context [b, t, k]`.
+///
+/// # Errors
+/// `h` or `w` cannot be halved as often as the network does it, or weights do not fit.
+pub fn build(g: &Graph, w: &Scope, cfg: &Config, x: Var, timesteps: Var, context: Var) -> Result<Var> {
+    let [_, _, height, width] = g.dims(x)?;
+    let step = 1usize.checked_shl(cfg.halvings as u32).unwrap_or(0);
+    if step == 0 || !height.is_multiple_of(step) || !width.is_multiple_of(step) {
+        return Err(Error::shape(format!("latent {height}x{width}: both must be multiples of {step}")));
+    }
+    let time = embed_time(g, w, cfg, timesteps)?; // [b, e]
+    let cond = Cond { time, context };
+    g.keep(&[time]);
+
+    let mut x = x;
+    let mut skips = Vec::new();
+    for i in 0..cfg.blocks[0] {
+        let w = w.at("input_blocks", i);
+        x = block(g, &w, cfg, x, &cond)?;
+        skips.push(x);
+        g.cut(&w, &live(x, &skips));
+    }
+    if w.contains("middle_block") {
+        let w = w.sub("middle_block");
+        x = block(g, &w, cfg, x, &cond)?;
+        g.cut(&w, &live(x, &skips));
+    }
+    for i in 0..cfg.blocks[1] {
+        let w = w.at("output_blocks", i);
+        let skip = skips.pop().ok_or_else(|| {
+            Error::shape(format!("{} has no input block to join: {} input blocks", w.path(), cfg.blocks[0]))
+        })?;
+        x = block(g, &w, cfg, g.concat(&[x, skip], 1)?, &cond)?;
+        g.cut(&w, &live(x, &skips));
+    }
+    let w = w.sub("out");
+    let x = g.silu(g.group_norm(&w.norm("0")?, x, GROUPS, EPS)?)?;
+    g.label(x, &format!("{}.1", w.path()));
+    g.conv2d(&w.conv2d("2")?, x, Conv2dOptions::padded(1))
+}
+
+/// Values every block reads. They stay live across all cuts.
+struct Cond {
+    /// The embedded time after its SiLU, `[b, e]`.
+    time: Var,
+    /// `[b, t, k]`.
+    context: Var,
+}
+
+fn live(x: Var, skips: &[Var]) -> Vec<Var> {
+    skips.iter().copied().chain([x]).collect()
+}
+
+fn embed_time(g: &Graph, w: &Scope, cfg: &Config, timesteps: Var) -> Result<Var> {
+    let w = w.sub("time_embed");
+    let t = g.timestep_embedding(timesteps, cfg.channels, MAX_PERIOD)?; // [b, c]
+    let t = g.silu(g.linear(&w.linear("0")?, t)?)?;
+    let t = g.linear(&w.linear("2")?, t)?; // [b, e]
+    g.label(t, w.path());
+    g.silu(t)
+}
+
+/// The modules of a block in order, each known by its weights.
+fn block(g: &Graph, w: &Scope, cfg: &Config, mut x: Var, cond: &Cond) -> Result<Var> {
+    for i in 0..w.count("")? {
+        let w = w.sub(&i.to_string());
+        x = if w.contains("in_layers") {
+            resnet(g, &w, x, cond.time)?
+        } else if w.contains("transformer_blocks") {
+            transformer(g, &w, cfg.heads, x, cond.context)?
+        } else if w.contains("op") {
+            g.conv2d(&w.conv2d("op")?, x, Conv2dOptions { stride: 2, ..Conv2dOptions::padded(1) })?
+        } else if w.contains("conv") {
+            g.conv2d(&w.conv2d("conv")?, g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?
+        } else {
+            g.conv2d(&w.conv2d("")?, x, Conv2dOptions::padded(1))?
+        };
+        g.label(x, w.path());
+    }
+    Ok(x)
+}
+
+/// `x [b, c, h, w]` gives `[b, n, h, w]`. `time` has had its SiLU.
+pub(crate) fn resnet(g: &Graph, w: &Scope, x: Var, time: Var) -> Result<Var> {
+    let y = g.silu(g.group_norm(&w.norm("in_layers.0")?, x, GROUPS, EPS)?)?;
+    let y = g.conv2d(&w.conv2d("in_layers.2")?, y, Conv2dOptions::padded(1))?; // [b, n, h, w]
+
+    let t = g.linear(&w.linear("emb_layers.1")?, time)?; // [b, n]
+    let [b, n] = g.dims(t)?;
+    let y = g.add(y, g.reshape(t, &[b, n, 1, 1])?)?;
+
+    let y = g.silu(g.group_norm(&w.norm("out_layers.0")?, y, GROUPS, EPS)?)?;
+    let y = g.conv2d(&w.conv2d("out_layers.3")?, y, Conv2dOptions::padded(1))?;
+    let x = if w.contains("skip_connection") {
+        g.conv2d(&w.conv2d("skip_connection")?, x, Conv2dOptions::default())?
+    } else {
+        x
+    };
+    g.add(x, y)
+}
+
+/// Transformer layers over the positions of `x [b, c, h, w]`. The projections around them are linear layers, stored
+/// as matrices or as 1×1 convolutions.
+pub(crate) fn transformer(g: &Graph, w: &Scope, heads: Heads, x: Var, context: Var) -> Result<Var> {
+    let [_, _, height, width] = g.dims(x)?;
+    let y = g.group_norm(&w.norm("norm")?, x, GROUPS, EPS_ATTENTION)?;
+    let mut y = g.linear(&w.linear("proj_in")?, g.to_tokens(y)?)?; // [b, h w, c]
+    for i in 0..w.count("transformer_blocks")? {
+        y = transformer_layer(g, &w.at("transformer_blocks", i), heads, y, context)?;
+    }
+    let y = g.linear(&w.linear("proj_out")?, y)?;
+    g.add(x, g.to_image(y, height, width)?)
+}
+
+fn transformer_layer(g: &Graph, w: &Scope, heads: Heads, x: Var, context: Var) -> Result<Var> {
+    let y = g.layer_norm(&w.norm("norm1")?, x, EPS)?;
+    let x = g.add(x, attend(g, &w.sub("attn1"), heads, y, y)?)?;
+    let y = g.layer_norm(&w.norm("norm2")?, x, EPS)?;
+    let x = g.add(x, attend(g, &w.sub("attn2"), heads, y, context)?)?;
+    let y = g.layer_norm(&w.norm("norm3")?, x, EPS)?;
+    let x = g.add(x, feed_forward(g, &w.sub("ff"), y)?)?;
+    g.label(x, w.path());
+    Ok(x)
+}
+
+fn attend(g: &Graph, w: &Scope, heads: Heads, x: Var, context: Var) -> Result<Var> {
+    let q = g.linear(&w.linear("to_q")?, x)?; // [b, h w, c]
+    let k = g.linear(&w.linear("to_k")?, context)?; // [b, t, c]
+    let v = g.linear(&w.linear("to_v")?, context)?;
+    let heads = heads.count(g.shape(q).last());
+    let (q, k, v) = (g.split_heads(q, heads)?, g.split_heads(k, heads)?, g.split_heads(v, heads)?);
+    let y = g.merge_heads(g.attention(q, k, v, AttentionOptions::default())?)?;
+    let y = g.linear(&w.linear("to_out.0")?, y)?;
+    g.label(y, w.path());
+    Ok(y)
+}
+
+/// GEGLU (Shazeer 2020): half of the first layer's output gates the other half.
+fn feed_forward(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    let [y, gate] = g.chunk(g.linear(&w.linear("net.0.proj")?, x)?)?;
+    let y = g.linear(&w.linear("net.2")?, g.mul(y, g.gelu(gate)?)?)?;
+    g.label(y, w.path());
+    Ok(y)
+}

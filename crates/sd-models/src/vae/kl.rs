@@ -1,0 +1,142 @@
+//! The KL autoencoder of latent diffusion (Rombach et al. 2022; `AutoencoderKL` of CompVis and diffusers).
+//! Golden values: `oracle/vae.py`.
+//! `b` pictures, `z` latent channels, `c` channels; a picture of `[H, W]` has a latent of `[H / f, W / f]`.
+
+use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
+
+const GROUPS: usize = 32;
+const EPS: f32 = 1e-6;
+
+/// Sizes, read off the weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// `z`.
+    pub latent: usize,
+    /// Entries of `decoder.up`; each but the last doubles the size.
+    pub levels: usize,
+}
+
+impl Config {
+    /// The sizes of the autoencoder at `w`, which holds at least `decoder`.
+    ///
+    /// # Errors
+    /// A tensor that shows a size is missing or has another number of axes.
+    pub fn detect(w: &Scope) -> Result<Config> {
+        let w = w.sub("decoder");
+        let [_, latent, _, _] = w.dims("conv_in.weight")?;
+        Ok(Config { latent, levels: w.count("up")? })
+    }
+
+    /// Picture pixels per latent value in each axis, `f`.
+    pub fn compression(&self) -> usize {
+        1usize.checked_shl(self.levels.saturating_sub(1) as u32).unwrap_or(usize::MAX)
+    }
+}
+
+/// Pictures `[b, 3, f h, f w]`, about -1 to 1, of `latent [b, z, h, w]` in the autoencoder's own scale.
+///
+/// # Errors
+/// Weights do not fit.
+pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var) -> Result<Var> {
+    let mut x = quant(g, w, "post_quant_conv", latent)?;
+    let w = w.sub("decoder");
+    x = g.conv2d(&w.conv2d("conv_in")?, x, Conv2dOptions::padded(1))?;
+    x = middle(g, &w.sub("mid"), x)?;
+    for i in (0..cfg.levels).rev() {
+        let w = w.at("up", i);
+        x = blocks(g, &w, x)?;
+        if w.contains("upsample") {
+            let w = w.sub("upsample");
+            x = g.conv2d(&w.conv2d("conv")?, g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?;
+            g.label(x, w.path());
+            g.cut(&w, &[x]);
+        }
+    }
+    let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
+    g.conv2d(&w.conv2d("conv_out")?, x, Conv2dOptions::padded(1))
+}
+
+/// Mean and logarithm of the variance, `[b, 2 z, H / f, W / f]`, of the latents of `image [b, 3, H, W]`, which runs
+/// from -1 to 1.
+///
+/// # Errors
+/// A side is no multiple of `f`, or weights do not fit.
+pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var) -> Result<Var> {
+    let [_, _, height, width] = g.dims(image)?;
+    let f = cfg.compression();
+    if !height.is_multiple_of(f) || !width.is_multiple_of(f) {
+        return Err(Error::shape(format!("picture {width}x{height}: both sides must be multiples of {f}")));
+    }
+    let root = w;
+    let w = root.sub("encoder");
+    let mut x = g.conv2d(&w.conv2d("conv_in")?, image, Conv2dOptions::padded(1))?;
+    for i in 0..w.count("down")? {
+        let w = w.at("down", i);
+        x = blocks(g, &w, x)?;
+        if w.contains("downsample") {
+            let w = w.sub("downsample");
+            // Zeros only below and to the right.
+            x = g.pad2d(x, [0, 1], [0, 1])?;
+            x = g.conv2d(&w.conv2d("conv")?, x, Conv2dOptions { stride: 2, ..Conv2dOptions::default() })?;
+            g.label(x, w.path());
+            g.cut(&w, &[x]);
+        }
+    }
+    x = middle(g, &w.sub("mid"), x)?;
+    let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
+    let x = g.conv2d(&w.conv2d("conv_out")?, x, Conv2dOptions::padded(1))?;
+    quant(g, root, "quant_conv", x)
+}
+
+/// A 1×1 convolution that some autoencoders lack.
+fn quant(g: &Graph, w: &Scope, name: &str, x: Var) -> Result<Var> {
+    if w.contains(name) { g.conv2d(&w.conv2d(name)?, x, Conv2dOptions::default()) } else { Ok(x) }
+}
+
+fn middle(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    let x = resnet(g, &w.sub("block_1"), x)?;
+    g.cut(&w.sub("block_1"), &[x]);
+    let x = attend(g, &w.sub("attn_1"), x)?;
+    g.cut(&w.sub("attn_1"), &[x]);
+    let x = resnet(g, &w.sub("block_2"), x)?;
+    g.cut(&w.sub("block_2"), &[x]);
+    Ok(x)
+}
+
+fn blocks(g: &Graph, w: &Scope, mut x: Var) -> Result<Var> {
+    for i in 0..w.count("block")? {
+        let w = w.at("block", i);
+        x = resnet(g, &w, x)?;
+        g.cut(&w, &[x]);
+    }
+    Ok(x)
+}
+
+fn resnet(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    let y = g.silu(g.group_norm(&w.norm("norm1")?, x, GROUPS, EPS)?)?;
+    let y = g.conv2d(&w.conv2d("conv1")?, y, Conv2dOptions::padded(1))?;
+    let y = g.silu(g.group_norm(&w.norm("norm2")?, y, GROUPS, EPS)?)?;
+    let y = g.conv2d(&w.conv2d("conv2")?, y, Conv2dOptions::padded(1))?;
+    let x = if w.contains("nin_shortcut") {
+        g.conv2d(&w.conv2d("nin_shortcut")?, x, Conv2dOptions::default())?
+    } else {
+        x
+    };
+    let x = g.add(x, y)?;
+    g.label(x, w.path());
+    Ok(x)
+}
+
+/// One head over all positions. The projections are matrices or 1×1 convolutions.
+fn attend(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    let [_, _, height, width] = g.dims(x)?;
+    let y = g.to_tokens(g.group_norm(&w.norm("norm")?, x, GROUPS, EPS)?)?; // [b, h w, c]
+    let q = g.split_heads(g.linear(&w.linear("q")?, y)?, 1)?;
+    let k = g.split_heads(g.linear(&w.linear("k")?, y)?, 1)?;
+    let v = g.split_heads(g.linear(&w.linear("v")?, y)?, 1)?;
+    let y = g.merge_heads(g.attention(q, k, v, AttentionOptions::default())?)?;
+    let y = g.linear(&w.linear("proj_out")?, y)?;
+    let x = g.add(x, g.to_image(y, height, width)?)?;
+    g.label(x, w.path());
+    Ok(x)
+}

@@ -1,0 +1,3 @@
+//! Autoencoders: pictures to latents and back.
+
+pub mod kl;
