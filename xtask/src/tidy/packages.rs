@@ -30,7 +30,7 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("clap", &["sd-cli", "sd-server", "xtask"]),
     ("tracing-subscriber", &["sd-cli", "sd-server"]),
     ("axum", &["sd-server"]),
-    ("tokio", &["sd-server"]),
+    ("tokio", &["sd-cli", "sd-server"]),
 ];
 
 /// Licences that ask for no more than a notice.
