@@ -1,4 +1,4 @@
-//! One open file whose bytes come on demand, mapped or read.
+//! One open file whose bytes come on demand: mapped, read, or in memory from the start.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -21,12 +21,16 @@ pub enum Access {
     Read,
 }
 
-/// An open regular file of known length.
+/// An open regular file of known length, or bytes in memory that go by a name.
 pub(crate) struct SourceFile {
     path: PathBuf,
-    file: Mutex<File>,
     len: u64,
-    map: Option<Arc<Mmap>>,
+    storage: Storage,
+}
+
+enum Storage {
+    Disk { file: Mutex<File>, map: Option<Arc<Mmap>> },
+    Memory(Bytes),
 }
 
 impl SourceFile {
@@ -48,7 +52,11 @@ impl SourceFile {
             },
             _ => None,
         };
-        Ok(SourceFile { path: path.into(), file: Mutex::new(file), len, map })
+        Ok(SourceFile { path: path.into(), len, storage: Storage::Disk { file: Mutex::new(file), map } })
+    }
+
+    pub(crate) fn in_memory(name: &Path, bytes: Bytes) -> SourceFile {
+        SourceFile { path: name.into(), len: bytes.len() as u64, storage: Storage::Memory(bytes) }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -60,8 +68,12 @@ impl SourceFile {
     }
 
     /// The first `len` bytes, or the whole file if it is shorter, read rather than mapped.
-    pub(crate) fn prefix(&self, len: u64) -> Result<Vec<u8>> {
-        self.read(0..len.min(self.len))
+    pub(crate) fn prefix(&self, len: u64) -> Result<Bytes> {
+        let range = 0..len.min(self.len);
+        match &self.storage {
+            Storage::Disk { file, .. } => self.read(file, range).map(Bytes::from),
+            Storage::Memory(bytes) => self.slice(bytes, range),
+        }
     }
 
     /// The bytes of `range`.
@@ -69,20 +81,26 @@ impl SourceFile {
     /// # Errors
     /// The range leaves the file, or the file has become shorter since it was opened.
     pub(crate) fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
-        let Some(map) = &self.map else {
-            return Ok(Bytes::from(self.read(range)?));
-        };
-        self.check_length(&range)?;
-        let range = match (usize::try_from(range.start), usize::try_from(range.end)) {
-            (Ok(a), Ok(b)) => a..b,
-            _ => return Err(self.outside(&range, self.len)),
-        };
-        let shown = range.start as u64..range.end as u64;
-        Bytes::new(map.clone()).slice(range).ok_or_else(|| self.outside(&shown, self.len))
+        match &self.storage {
+            Storage::Disk { file, map: Some(map) } => {
+                self.check_length(file, &range)?;
+                self.slice(&Bytes::new(map.clone()), range)
+            }
+            Storage::Disk { file, map: None } => self.read(file, range).map(Bytes::from),
+            Storage::Memory(bytes) => self.slice(bytes, range),
+        }
     }
 
-    fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
-        self.check_length(&range)?;
+    fn slice(&self, bytes: &Bytes, range: Range<u64>) -> Result<Bytes> {
+        let part = match (usize::try_from(range.start), usize::try_from(range.end)) {
+            (Ok(a), Ok(b)) => bytes.slice(a..b),
+            _ => None,
+        };
+        part.ok_or_else(|| self.outside(&range, self.len))
+    }
+
+    fn read(&self, file: &Mutex<File>, range: Range<u64>) -> Result<Vec<u8>> {
+        self.check_length(file, &range)?;
         let want = range.end.saturating_sub(range.start);
         let mut out = Vec::new();
         usize::try_from(want)
@@ -90,7 +108,7 @@ impl SourceFile {
             .and_then(|n| out.try_reserve_exact(n).ok())
             .ok_or_else(|| Error::bad_file(&self.path, format!("no memory for {want} bytes")))?;
         // A poisoned lock only means that another read failed half way; the position is set anew here.
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let io = |e| Error::io(&self.path, e);
         file.seek(SeekFrom::Start(range.start)).map_err(io)?;
         Read::by_ref(&mut *file).take(want).read_to_end(&mut out).map_err(io)?;
@@ -100,8 +118,8 @@ impl SourceFile {
         Ok(out)
     }
 
-    fn check_length(&self, range: &Range<u64>) -> Result<()> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+    fn check_length(&self, file: &Mutex<File>, range: &Range<u64>) -> Result<()> {
+        let file = file.lock().unwrap_or_else(PoisonError::into_inner);
         let now = file.metadata().map_err(|e| Error::io(&self.path, e))?.len();
         if range.start > range.end || range.end > now || range.end > self.len {
             return Err(self.outside(range, now));

@@ -13,7 +13,7 @@ use sd_io::{Access, Checkpoint};
 /// The error that opening `path` gives, checked to be one line that names the file.
 fn error(path: &Path) -> String {
     let mut messages = [Access::Map, Access::Read].map(|access| match Checkpoint::open_with(path, access) {
-        Ok(c) => panic!("{} opened, with {:?}", path.display(), c.names()),
+        Ok(c) => panic!("opened {c:?}"),
         Err(e) => e.to_string(),
     });
     assert_eq!(messages[0], messages[1]);
@@ -254,28 +254,33 @@ fn safetensors_tensors() {
     ]);
 }
 
+/// One small good file of each format.
+fn good() -> [Vec<u8>; 2] {
+    let json = r#"{"__metadata__":{"a":"b"},"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}"#;
+    let gguf = Gguf::new(3, 1, 3)
+        .str("k")
+        .u32(9)
+        .u32(8)
+        .u64(2)
+        .str("x")
+        .str("yz")
+        .pair_u32("general.alignment", 32)
+        .str("comfy.gguf.orig_shape.w")
+        .u32(9)
+        .u32(5)
+        .u64(2)
+        .u32(2)
+        .u32(2)
+        .tensor("w", &[4], 0, 0)
+        .align(32)
+        .bytes(&[1; 16]);
+    [safetensors(json, &[1; 16]), gguf.0]
+}
+
 #[test]
 fn every_truncation_of_a_good_file_is_an_error() {
-    let good = [
-        safetensors(
-            r#"{"__metadata__":{"a":"b"},"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]}}"#,
-            &[1; 16],
-        ),
-        Gguf::new(3, 1, 2)
-            .str("k")
-            .u32(9)
-            .u32(8)
-            .u64(2)
-            .str("x")
-            .str("yz")
-            .pair_u32("n", 1)
-            .tensor("w", &[2, 2], 0, 0)
-            .align(32)
-            .bytes(&[1; 16])
-            .0,
-    ];
     let dir = Dir::new();
-    for bytes in good {
+    for bytes in good() {
         let path = dir.write("cut.bin", &bytes);
         Checkpoint::open(&path).unwrap();
         for len in 0..bytes.len() {
@@ -283,6 +288,46 @@ fn every_truncation_of_a_good_file_is_an_error() {
             error(&path);
         }
     }
+}
+
+#[test]
+fn a_file_with_any_byte_changed_opens_whole_or_not_at_all() {
+    let mut refused = 0;
+    for mut bytes in good() {
+        for i in 0..bytes.len() {
+            let was = bytes[i];
+            for value in 0..=255 {
+                bytes[i] = value;
+                match Checkpoint::from_bytes("changed", bytes.clone().into()) {
+                    Err(e) => {
+                        assert!(e.to_string().contains("changed: "), "{e}");
+                        refused += 1;
+                    }
+                    Ok(c) => {
+                        for name in c.names() {
+                            let meta = c.meta(name).unwrap();
+                            let want = meta.dtype.bytes(meta.shape.elements(), meta.shape.last());
+                            assert_eq!(Some(c.bytes(name).unwrap().len()), want, "{name} with byte {i} at {value}");
+                        }
+                    }
+                }
+            }
+            bytes[i] = was;
+        }
+    }
+    assert!(refused > 10_000);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_header_of_gigabytes_is_not_read() {
+    let dir = Dir::new();
+    let path = dir.write("long.gguf", Gguf::new(3, 0, 1).str("k").u32(8).u64(6 << 30).0);
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(7 << 30).unwrap();
+    assert!(error(&path).contains("the header goes on after 268435456 bytes"));
+    let path = dir.write("long.safetensors", [&(6u64 << 30).to_le_bytes()[..], b"{"].concat());
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(7 << 30).unwrap();
+    assert!(error(&path).contains("header of 6442450944 bytes is longer than the 100000000"));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Dir, Gguf, safetensors};
-use sd_core::{DType, WeightSource};
+use sd_core::{Bytes, DType, WeightSource};
 use sd_io::{Access, Checkpoint, Format, Value};
 
 fn dims(c: &Checkpoint, name: &str) -> Vec<usize> {
@@ -184,6 +184,22 @@ fn a_gguf_header_larger_than_the_first_read() {
     assert_eq!(c.bytes("t").unwrap()[..], [9; 8]);
     let tokens = c.metadata().strings("tokenizer.ggml.tokens").unwrap().unwrap();
     assert_eq!((tokens.len(), tokens[299_999]), (300_000, "299999"));
+}
+
+#[test]
+fn a_checkpoint_in_memory() {
+    for file in [one("a", 7), Gguf::new(3, 1, 0).tensor("a", &[2], 24, 0).align(32).bytes(&[7; 2]).0] {
+        let c = Checkpoint::from_bytes("the demo model", file.clone().into()).unwrap();
+        assert_eq!((c.names(), &c.bytes("a").unwrap()[..]), (vec!["a"], &[7u8, 7][..]));
+        assert_eq!(c.origin("a").file, "the demo model");
+        let cut = file[..file.len() - 1].to_vec();
+        let e = Checkpoint::from_bytes("the demo model", cut.into()).unwrap_err().to_string();
+        assert!(e.starts_with("the demo model: tensor a: "), "{e}");
+    }
+    // Bytes compiled into a program are not copied.
+    static FILE: [u8; 24] = *b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    let bytes = Bytes::new(std::sync::Arc::new(&FILE[..]));
+    assert!(Checkpoint::from_bytes("empty", bytes).unwrap().names().is_empty());
 }
 
 /// A tensor of two bytes with the value `v`.

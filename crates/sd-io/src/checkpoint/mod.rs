@@ -80,17 +80,31 @@ impl Checkpoint {
         let file = SourceFile::open(path, access)?;
         match sniff::kind(&file)? {
             Kind::Index => shards::open_index(path, access),
-            kind @ (Kind::Safetensors | Kind::Gguf) => match shards::siblings(path) {
+            kind => match shards::siblings(path) {
                 Some(parts) => shards::open_all(path, &parts, access),
-                None => {
-                    let format = if kind == Kind::Gguf { Format::Gguf } else { Format::Safetensors };
-                    let mut out = Checkpoint::empty(path, format);
-                    let listing = listing(&file, kind)?;
-                    out.add(file, listing, "", &|_| true)?;
-                    Ok(out)
-                }
+                None => Checkpoint::single(file, kind),
             },
         }
+    }
+
+    /// Opens a safetensors or GGUF file that is in memory; messages call it `name`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint> {
+        let file = SourceFile::in_memory(Path::new(name), bytes);
+        match sniff::kind(&file)? {
+            Kind::Index => Err(Error::bad_file(name, "is an index; the files it names can only be found on disk")),
+            kind => Checkpoint::single(file, kind),
+        }
+    }
+
+    fn single(file: SourceFile, kind: Kind) -> Result<Checkpoint> {
+        let format = if kind == Kind::Gguf { Format::Gguf } else { Format::Safetensors };
+        let mut out = Checkpoint::empty(file.path(), format);
+        let listing = listing(&file, kind)?;
+        out.add(file, listing, "", &|_| true)?;
+        Ok(out)
     }
 
     fn empty(path: &Path, format: Format) -> Checkpoint {
@@ -171,6 +185,12 @@ impl Checkpoint {
 
     fn entry(&self, name: &str) -> Option<&Entry> {
         self.tensors.get(*self.index.get(name)?)
+    }
+}
+
+impl std::fmt::Debug for Checkpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({:?}, {} tensors)", self.path.display(), self.format, self.tensors.len())
     }
 }
 
