@@ -22,4 +22,5 @@ pub use request::{Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS,
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Noise, Sampler, SamplerKind};
 pub use schedule::{SchedulerKind, SigmaTable, TIMESTEPS};
-pub use sd_core::{CancelToken, Cuts, DType, Error, Result};
+pub use sd_core::device::{DeviceKind, add_rpc_server};
+pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Result, Tensor};

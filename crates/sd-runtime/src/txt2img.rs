@@ -16,6 +16,9 @@ pub(crate) trait Networks {
     /// What latents look like and how noise relates to timesteps.
     fn latents(&self) -> &Latents;
 
+    /// An error if the device cannot hold what a latent of this shape needs, before anything is allocated.
+    fn fits(&mut self, latent: [usize; 4]) -> Result<()>;
+
     /// The states `[1, tokens, c]` of a prompt.
     fn condition(&mut self, prompt: &str, clip_skip: u32, cancel: &CancelToken) -> Result<Tensor>;
 
@@ -79,6 +82,7 @@ pub(crate) fn run(
     if let Some(message) = size.message() {
         watch.observer.warning(&message);
     }
+    net.fits(size.latent())?;
     let images = request.batch_count as usize;
     let conditions = conditions(net, &request.first, Place { image: 0, images }, watch)?;
     let mut done = Vec::new();

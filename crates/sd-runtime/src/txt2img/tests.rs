@@ -28,6 +28,11 @@ impl Networks for Fake {
         &self.latents
     }
 
+    fn fits(&mut self, latent: [usize; 4]) -> Result<()> {
+        assert_eq!(latent[..2], [1, 4]);
+        Ok(())
+    }
+
     fn condition(&mut self, prompt: &str, _clip_skip: u32, _cancel: &CancelToken) -> Result<Tensor> {
         let value = match prompt {
             "broken" => f32::NAN,
@@ -224,7 +229,7 @@ fn any_multiple_of_eight_gives_its_size() {
 fn another_sampler_generator_changes_only_the_samplers_noise() {
     use crate::rng::RngKind::{Cpu, Cuda};
     let with = |rng, sampler_rng| ImageRequest { rng: Some(rng), sampler_rng, ..prompt("a") };
-    let mut first = |r: &ImageRequest| {
+    let first = |r: &ImageRequest| {
         struct First(Option<Vec<f32>>);
         impl Observer for First {
             fn step(&mut self, s: StepLatent<'_>) {

@@ -1,5 +1,9 @@
 //! Reads the oracle's fixtures.
 
+#![allow(dead_code)] // Every test file uses a part.
+
+pub(crate) mod sd1;
+
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -30,6 +34,11 @@ impl Fixture {
         Fixture { bytes, header, data }
     }
 
+    /// A metadata entry that holds JSON.
+    pub(crate) fn metadata(&self, key: &str) -> Value {
+        serde_json::from_str(self.header["__metadata__"][key].as_str().unwrap()).unwrap()
+    }
+
     /// Every tensor's name.
     pub(crate) fn names(&self) -> Vec<&str> {
         let names = self.header.as_object().unwrap().keys().map(String::as_str);
@@ -44,6 +53,10 @@ impl Fixture {
         self.elements(name, "F64").as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
     }
 
+    pub(crate) fn u8s(&self, name: &str) -> &[u8] {
+        self.elements(name, "U8")
+    }
+
     fn elements(&self, name: &str, dtype: &str) -> &[u8] {
         let tensor = &self.header[name];
         assert_eq!(tensor["dtype"], dtype, "{name}");
@@ -51,4 +64,19 @@ impl Fixture {
         let range: Range<usize> = offset(0)..offset(1);
         &self.bytes[range]
     }
+}
+
+/// A tensor that is made by the oracle's rule from its name (`oracle/README.md`).
+pub(crate) fn procedural(name: &str, elements: usize, exponent: i32, shift: f32) -> Vec<f32> {
+    let fnv = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3);
+    let mut state = name.bytes().fold(0xCBF2_9CE4_8422_2325, fnv);
+    let scale = 2f32.powi(exponent);
+    let value = || {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        let z = z ^ (z >> 31);
+        shift + ((z >> 53) as i32 - 1024) as f32 * scale
+    };
+    std::iter::repeat_with(value).take(elements).collect()
 }

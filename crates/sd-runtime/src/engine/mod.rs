@@ -1,0 +1,240 @@
+//! The engine: a model on a device, and the path of one request through it.
+
+mod networks;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
+use sd_io::Checkpoint;
+use sd_models::{Files, Info, Model};
+
+use crate::guidance::Prediction;
+use crate::observer::Observer;
+use crate::request::{Defaults, GeneratedImage, ImageRequest};
+use crate::txt2img::{self, Watch};
+use networks::{Loaded, Options};
+
+/// What to load and where to run it.
+#[derive(Debug, Clone, Default)]
+pub struct EngineBuilder {
+    model: Option<ModelFile>,
+    diffusion: Option<PathBuf>,
+    vae: Option<PathBuf>,
+    clip_l: Option<PathBuf>,
+    device: String,
+    options: Options,
+}
+
+#[derive(Debug, Clone)]
+enum ModelFile {
+    Path(PathBuf),
+    Bytes { name: String, bytes: &'static [u8] },
+}
+
+impl EngineBuilder {
+    /// The checkpoint: a file or a folder.
+    #[must_use]
+    pub fn model(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.model = Some(ModelFile::Path(path.into()));
+        self
+    }
+
+    /// A checkpoint that is part of the program; `name` is its file name in messages and parameters.
+    #[must_use]
+    pub fn model_bytes(mut self, name: impl Into<String>, bytes: &'static [u8]) -> EngineBuilder {
+        self.model = Some(ModelFile::Bytes { name: name.into(), bytes });
+        self
+    }
+
+    /// A diffusion network that replaces the checkpoint's.
+    #[must_use]
+    pub fn diffusion_model(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.diffusion = Some(path.into());
+        self
+    }
+
+    /// An autoencoder that replaces the checkpoint's.
+    #[must_use]
+    pub fn vae(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.vae = Some(path.into());
+        self
+    }
+
+    /// A CLIP-L text encoder that replaces the checkpoint's.
+    #[must_use]
+    pub fn clip_l(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.clip_l = Some(path.into());
+        self
+    }
+
+    /// The device to compute on, by its name in [`Device::all`], the beginning of one, `cpu` or `gpu`. Default: the
+    /// first GPU, else the processor.
+    #[must_use]
+    pub fn device(mut self, name: impl Into<String>) -> EngineBuilder {
+        self.device = name.into();
+        self
+    }
+
+    /// CPU threads; 0 for one per physical core, the default. Results do not depend on it.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> EngineBuilder {
+        self.options.threads = threads;
+        self
+    }
+
+    /// The type weight matrices have in memory. Default: as stored.
+    #[must_use]
+    pub fn weight_type(mut self, dtype: DType) -> EngineBuilder {
+        self.options.weight_type = Some(dtype);
+        self
+    }
+
+    /// What the network predicts, where the checkpoint does not say or says it wrong.
+    #[must_use]
+    pub fn prediction(mut self, prediction: Prediction) -> EngineBuilder {
+        self.options.prediction = Some(prediction);
+        self
+    }
+
+    /// Where graphs are cut. Results do not depend on it.
+    #[must_use]
+    pub fn cuts(mut self, cuts: Cuts) -> EngineBuilder {
+        self.options.cuts = cuts;
+        self
+    }
+
+    /// Opens the files, finds the family and checks every name and shape. Weights are read when they are needed.
+    ///
+    /// # Errors
+    /// A file cannot be read or is malformed, the family is unknown, a tensor is missing or misshapen, the device
+    /// does not exist.
+    pub fn build(self) -> Result<Engine> {
+        let named = self.model.as_ref().map(ModelFile::name);
+        let name = named.or_else(|| self.diffusion.as_deref().map(stem)).unwrap_or_default();
+        let open = |path: &Option<PathBuf>| path.as_ref().map(|p| Checkpoint::open(p).map(Arc::new)).transpose();
+        let files = Files {
+            model: self.model.as_ref().map(ModelFile::open).transpose()?,
+            diffusion: open(&self.diffusion)?,
+            clip_l: open(&self.clip_l)?,
+            vae: open(&self.vae)?,
+        };
+        let model = Model::open(&files)?;
+        let report = model.dry_run()?;
+        let device = Device::find(&self.device)?;
+        let unused = report
+            .unused
+            .iter()
+            .map(|u| format!("{}: {} tensors such as {}", u.file.display(), u.count, u.example));
+        let info = ModelInfo {
+            name,
+            family: model.info().family.name(),
+            device: device.name().to_owned(),
+            defaults: defaults(model.info())?,
+            unused: unused.collect(),
+        };
+        Ok(Engine { info, networks: Loaded::new(model, device, self.options)? })
+    }
+}
+
+impl ModelFile {
+    fn name(&self) -> String {
+        match self {
+            ModelFile::Path(path) => stem(path),
+            ModelFile::Bytes { name, .. } => stem(Path::new(name)),
+        }
+    }
+
+    fn open(&self) -> Result<Arc<Checkpoint>> {
+        let checkpoint = match self {
+            ModelFile::Path(path) => Checkpoint::open(path)?,
+            ModelFile::Bytes { name, bytes } => Checkpoint::from_bytes(name, Bytes::new(Arc::new(*bytes)))?,
+        };
+        Ok(Arc::new(checkpoint))
+    }
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn defaults(info: &Info) -> Result<Defaults> {
+    let d = &info.defaults;
+    let small = |n: usize| u32::try_from(n).map_err(|_| Error::internal(format!("a default of {n}")));
+    Ok(Defaults {
+        width: small(d.size[0])?,
+        height: small(d.size[1])?,
+        steps: small(d.steps)?,
+        cfg_scale: d.cfg,
+        sampler: d.sampler.parse()?,
+        scheduler: d.schedule.parse()?,
+        clip_skip: small(d.clip_skip)?,
+    })
+}
+
+/// What a loaded model is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// The file's name without its extension.
+    pub name: String,
+    /// The model family, as "SD 1.x".
+    pub family: &'static str,
+    /// The device it runs on.
+    pub device: String,
+    /// What the model suggests where a request is silent.
+    pub defaults: Defaults,
+    /// What the files hold that nothing reads, a line per group of tensors.
+    pub unused: Vec<String>,
+}
+
+/// A model ready to generate. Nothing of a request stays in it but caches that cannot change a result.
+pub struct Engine {
+    info: ModelInfo,
+    networks: Loaded,
+}
+
+impl Engine {
+    /// Starts describing an engine.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder::default()
+    }
+
+    /// What was loaded.
+    pub fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    /// Makes the pictures of a request, each computed alone: image `i` is what a request with `seed + i` gives.
+    /// `cancel` stops it within one operation of a network.
+    ///
+    /// # Errors
+    /// A wrong field, which the message names; a value that became NaN or infinite, with the stage; a device
+    /// failure; cancellation.
+    pub fn generate(
+        &mut self,
+        request: &ImageRequest,
+        observer: &mut dyn Observer,
+        cancel: &CancelToken,
+    ) -> Result<Vec<GeneratedImage>> {
+        let resolved = request.resolve(&self.info.name, &self.info.defaults, random_seed())?;
+        txt2img::run(&mut self.networks, &resolved, &mut Watch { observer, cancel })
+    }
+
+    /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.
+    pub fn release(&mut self) {
+        self.networks.release();
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+/// A seed of 31 bits, so that every program that reads it back can hold it. The standard library keys its hashers
+/// from the system's randomness.
+fn random_seed() -> i64 {
+    (RandomState::new().build_hasher().finish() & 0x7FFF_FFFF) as i64
+}

@@ -1,0 +1,220 @@
+//! The engine on the oracle's tiny SD 1.x (`oracle/sd1_pipeline.py`): pictures, determinism, failures.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use sd_runtime::{
+    CancelToken, Cuts, DType, Engine, EngineBuilder, GeneratedImage, ImageRequest, Observer, Progress, RngKind,
+    SamplerKind, SchedulerKind, Stage, StepLatent,
+};
+use support::{Fixture, sd1};
+
+fn checkpoint() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| sd1::write("pipeline-sd1.safetensors", |_, _| {}))
+}
+
+fn builder() -> EngineBuilder {
+    Engine::builder().model(checkpoint()).threads(2)
+}
+
+fn oracle_request() -> ImageRequest {
+    let config = Fixture::open("sd1_pipeline.safetensors").metadata("config");
+    let text = |key: &str| config[key].as_str().unwrap().to_owned();
+    let number = |key: &str| Some(u32::try_from(config[key].as_u64().unwrap()).unwrap());
+    ImageRequest {
+        prompt: text("prompt"),
+        negative_prompt: text("negative_prompt"),
+        width: number("width"),
+        height: number("height"),
+        steps: number("steps"),
+        cfg_scale: Some(config["cfg"].as_f64().unwrap() as f32),
+        seed: config["seed"].as_i64(),
+        rng: Some(RngKind::Cpu),
+        ..Default::default()
+    }
+}
+
+/// A short request for tests that compare runs with each other.
+fn short() -> ImageRequest {
+    ImageRequest {
+        prompt: "a (red:1.3) circle".into(),
+        steps: Some(2),
+        sampler: Some(SamplerKind::EulerA),
+        ..oracle_request()
+    }
+}
+
+#[derive(Default)]
+struct Log {
+    latents: Vec<Vec<f32>>,
+    warnings: Vec<String>,
+    /// Cancelled when the given stage reports the given step.
+    cancel: Option<(Stage, usize, CancelToken)>,
+}
+
+impl Observer for Log {
+    fn progress(&mut self, p: Progress) {
+        if let Some((_, _, token)) =
+            self.cancel.as_ref().filter(|(stage, step, _)| (*stage, *step) == (p.stage, p.step))
+        {
+            token.cancel();
+        }
+    }
+
+    fn warning(&mut self, message: &str) {
+        self.warnings.push(message.into());
+    }
+
+    fn step(&mut self, s: StepLatent<'_>) {
+        self.latents.push(s.latent.values().to_vec());
+    }
+}
+
+fn generate(engine: &mut Engine, request: &ImageRequest, log: &mut Log) -> sd_runtime::Result<Vec<GeneratedImage>> {
+    let token = log.cancel.as_ref().map(|c| c.2.clone()).unwrap_or_default();
+    engine.generate(request, log, &token)
+}
+
+fn one(builder: EngineBuilder, request: &ImageRequest) -> GeneratedImage {
+    generate(&mut builder.build().unwrap(), request, &mut Log::default()).unwrap().remove(0)
+}
+
+/// ||got - want|| / ||want||.
+fn relative(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |v: f64| v * v;
+    let off: f64 = got.iter().zip(want).map(|(g, w)| square(f64::from(*g) - f64::from(*w))).sum();
+    (off / want.iter().map(|w| square(f64::from(*w))).sum::<f64>()).sqrt()
+}
+
+fn psnr(got: &[u8], want: &[u8]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let off: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
+    10.0 * (255.0f64.powi(2) * got.len() as f64 / off.max(1e-9)).log10()
+}
+
+/// Against the reference in f64: relative error of each latent, and peak signal-to-noise ratio of the picture in dB.
+fn agrees_with_the_oracle(weights: DType, latent: f64, picture: f64) {
+    let fixture = Fixture::open("sd1_pipeline.safetensors");
+    let mut engine = builder().weight_type(weights).build().unwrap();
+    for (sampler, scheduler) in
+        [(SamplerKind::Euler, SchedulerKind::Discrete), (SamplerKind::DpmPp2m, SchedulerKind::Karras)]
+    {
+        let request = ImageRequest { sampler: Some(sampler), scheduler: Some(scheduler), ..oracle_request() };
+        let mut log = Log::default();
+        let image = generate(&mut engine, &request, &mut log).unwrap().remove(0);
+        let want = fixture.f32s(&format!("output.{sampler}.{scheduler}.latents"));
+        let size = want.len() / log.latents.len();
+        for (step, (got, want)) in log.latents.iter().zip(want.chunks(size)).enumerate() {
+            let off = relative(got, want);
+            assert!(off <= latent, "{sampler} step {step}: {weights} latent is off by {off:.2e}");
+        }
+        let db = psnr(&image.rgb, fixture.u8s(&format!("output.{sampler}.{scheduler}.image_u8")));
+        assert!(db >= picture, "{sampler}: the picture with {weights} weights has {db:.1} dB");
+        assert!(log.warnings.is_empty(), "{:?}", log.warnings);
+    }
+}
+
+#[test]
+fn pictures_are_the_references() {
+    agrees_with_the_oracle(DType::F32, 1e-4, 60.0);
+}
+
+#[test]
+fn pictures_with_half_precision_weights_are_close() {
+    agrees_with_the_oracle(DType::F16, 2e-2, 40.0);
+}
+
+#[test]
+fn the_same_request_gives_the_same_bytes() {
+    let mut engine = builder().build().unwrap();
+    let first = generate(&mut engine, &short(), &mut Log::default()).unwrap().remove(0);
+    // Another request between leaves nothing behind.
+    let other = ImageRequest { prompt: "else".into(), width: Some(128), cfg_scale: Some(1.0), ..short() };
+    let other = generate(&mut engine, &other, &mut Log::default()).unwrap().remove(0);
+    assert_eq!((other.width, other.height), (128, 64));
+    assert_eq!(generate(&mut engine, &short(), &mut Log::default()).unwrap(), [first.clone()]);
+    assert_eq!(one(builder().threads(1), &short()), first, "one thread");
+    assert_eq!(one(builder().cuts(Cuts::All), &short()), first, "every cut taken");
+}
+
+#[test]
+fn an_image_of_a_batch_is_the_image_alone() {
+    let mut engine = builder().build().unwrap();
+    let request = ImageRequest { batch_count: Some(3), ..short() };
+    let batch = generate(&mut engine, &request, &mut Log::default()).unwrap();
+    for (i, image) in (0..).zip(&batch) {
+        let alone = ImageRequest { seed: Some(42 + i), ..short() };
+        assert_eq!(&one(builder(), &alone), image);
+    }
+}
+
+#[test]
+fn a_prompt_of_another_length_than_the_negative_prompt() {
+    let long = ImageRequest { prompt: "red ".repeat(80), ..short() };
+    let broken = ImageRequest { prompt: format!("{}BREAK {}", "red ".repeat(75), "red ".repeat(5)), ..short() };
+    // A window holds 75 tokens, so both prompts have the same two windows.
+    assert_eq!(one(builder(), &long).rgb, one(builder(), &broken).rgb);
+}
+
+#[test]
+fn a_damaged_weight_is_named_with_its_stage() {
+    for (stage, tensor) in [
+        ("text encoding", "cond_stage_model.transformer.text_model.final_layer_norm.weight"),
+        ("denoising", "model.diffusion_model.out.0.bias"),
+        ("decoding", "first_stage_model.decoder.norm_out.weight"),
+    ] {
+        let file = format!("pipeline-damaged-{}.safetensors", stage.replace(' ', "-"));
+        let path = sd1::write(&file, |name, values| {
+            if name == tensor {
+                values[3] = f32::NAN;
+            }
+        });
+        let mut engine = Engine::builder().model(&path).threads(2).build().unwrap();
+        let mut log = Log::default();
+        let e = generate(&mut engine, &short(), &mut log).unwrap_err().to_string();
+        assert!(e.starts_with(stage) && e.contains(tensor) && e.contains(&file), "{e}");
+        assert_eq!(log.warnings.len(), usize::from(stage == "decoding"), "{:?}", log.warnings);
+    }
+}
+
+#[test]
+fn cancelling_stops_at_every_stage_and_leaves_the_engine_usable() {
+    let mut engine = builder().build().unwrap();
+    let want = generate(&mut engine, &short(), &mut Log::default()).unwrap();
+    for (stage, step) in [(Stage::TextEncode, 0), (Stage::Denoise, 0), (Stage::Denoise, 1), (Stage::Decode, 0)] {
+        let mut log = Log { cancel: Some((stage, step, CancelToken::new())), ..Default::default() };
+        let e = generate(&mut engine, &short(), &mut log).unwrap_err();
+        assert!(e.is_cancelled(), "{stage:?} {step}: {e}");
+    }
+    assert_eq!(generate(&mut engine, &short(), &mut Log::default()).unwrap(), want);
+}
+
+#[test]
+fn what_cannot_be_loaded_says_why() {
+    let e = |b: EngineBuilder| b.build().unwrap_err().to_string();
+    assert!(e(Engine::builder()).contains("model"));
+    assert!(e(Engine::builder().model("no/such.safetensors")).contains("no/such.safetensors"));
+    let device = e(builder().device("no-such-device"));
+    assert!(device.contains("no-such-device"), "{device}");
+    let folder = e(builder().vae(env!("CARGO_TARGET_TMPDIR")));
+    assert!(folder.contains("tmp"), "{folder}");
+}
+
+#[test]
+fn wrong_requests_name_the_field() {
+    let mut engine = builder().build().unwrap();
+    for (field, request) in [
+        ("width", ImageRequest { width: Some(65), ..short() }),
+        ("steps", ImageRequest { steps: Some(0), ..short() }),
+        ("clip_skip", ImageRequest { clip_skip: Some(9), ..short() }),
+        ("prompt", ImageRequest { prompt: "red ".repeat(75 * 65), ..short() }),
+    ] {
+        let e = generate(&mut engine, &request, &mut Log::default()).unwrap_err();
+        assert!(e.is_request() && e.to_string().contains(field), "{field}: {e}");
+    }
+}

@@ -1,0 +1,37 @@
+//! The oracle's tiny SD 1.x as a single-file checkpoint.
+
+use std::path::{Path, PathBuf};
+
+use sd_core::convert::from_f32;
+use sd_core::{DType, Shape};
+use sd_io::{TensorSpec, write_safetensors};
+use serde_json::Value;
+
+use crate::support::{Fixture, json, procedural};
+
+/// Writes the checkpoint as `name` into the folder for tests' files. `edit` sees every tensor's name and values.
+pub(crate) fn write(name: &str, mut edit: impl FnMut(&str, &mut Vec<f32>)) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let rule = Fixture::open("sd1_pipeline.safetensors").metadata("procedural");
+    let names = json("sd1_names.json");
+    let dims = |v: &Value| serde_json::from_value::<Vec<usize>>(v.clone()).unwrap();
+    let mut specs = Vec::new();
+    let mut made_from = Vec::new();
+    for row in names["names"].as_array().unwrap() {
+        let (title, stored_name, shape) = (row[0].as_str().unwrap(), row[2].as_str().unwrap(), dims(&row[3]));
+        let (exponent, shift) = (rule[title][1].as_i64().unwrap() as i32, rule[title][2].as_f64().unwrap() as f32);
+        // Matrices and kernels are exact in f16.
+        let dtype = if shape.len() > 1 && shift == 0.0 { DType::F16 } else { DType::F32 };
+        specs.push(TensorSpec { name: stored_name.into(), dtype, shape: Shape::new(&shape).unwrap() });
+        made_from.push((title, exponent, shift));
+    }
+    write_safetensors(&path, &[("format", "pt")], &specs, |spec| {
+        let at = specs.iter().position(|s| s.name == spec.name).unwrap();
+        let (title, exponent, shift) = made_from[at];
+        let mut values = procedural(title, spec.shape.elements(), exponent, shift);
+        edit(&spec.name, &mut values);
+        from_f32(spec.dtype, &values, spec.shape.last())
+    })
+    .unwrap();
+    path
+}
