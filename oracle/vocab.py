@@ -1,10 +1,11 @@
-"""CLIP's tokenizer from its published merge list."""
+"""CLIP's tokenizer from its published merge list, T5's from its published tokenizer.json."""
 
 import gzip
 import lzma
 import os
 import pathlib
 
+from tokenizers import Tokenizer
 from transformers import CLIPTokenizer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -20,11 +21,30 @@ def merges_file():
     return found[0]
 
 
-def read_merges():
-    path = merges_file()
+def t5_file():
+    """`T5_TOKENIZER`, or the file that the workspace carries."""
+    if "T5_TOKENIZER" in os.environ:
+        return pathlib.Path(os.environ["T5_TOKENIZER"])
+    found = sorted(ROOT.glob("crates/**/t5*.json*"))
+    if not found:
+        raise SystemExit("set T5_TOKENIZER to T5's tokenizer.json (Unigram, 32100 entries; plain, .gz or .xz)")
+    return found[0]
+
+
+def read_text(path):
     opener = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     with opener(path, "rt", encoding="utf-8") as file:
-        text = file.read()
+        return file.read()
+
+
+def t5_tokenizer():
+    tokenizer = Tokenizer.from_str(read_text(t5_file()))
+    assert tokenizer.get_vocab_size() == 32100
+    return tokenizer
+
+
+def read_merges():
+    text = read_text(merges_file())
     merges = [tuple(line.split()) for line in text.split("\n")[1:] if line]
     assert len(merges) == 48894, len(merges)
     return merges
