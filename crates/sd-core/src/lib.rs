@@ -3,20 +3,24 @@
 
 pub mod cancel;
 pub mod convert;
+pub mod device;
 pub mod dtype;
 pub mod error;
 mod ffi;
 pub mod exec;
 pub mod graph;
+mod lower;
 pub mod plan;
+mod residency;
 pub mod scope;
 pub mod shape;
 pub mod tensor;
 
 pub use cancel::CancelToken;
+pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, Kind, Result};
-pub use exec::{RunnerOptions, TypePolicy};
+pub use exec::{Runner, RunnerOptions, TypePolicy};
 pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, Var};
 pub use plan::Cuts;
 pub use scope::Scope;

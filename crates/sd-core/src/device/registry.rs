@@ -1,0 +1,244 @@
+//! The devices of this process, by name.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::ffi::{Dev, DevKind, rpc};
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// The processor, on host memory.
+    Cpu,
+    /// A graphics processor with its own memory, or a remote device.
+    Gpu,
+    /// A graphics processor on host memory.
+    IntegratedGpu,
+    /// Anything else ggml drives.
+    Other,
+    /// Nothing: it has a memory size, for planning, and computes nothing.
+    Noop,
+}
+
+impl DeviceKind {
+    /// A word for listings.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Gpu => "gpu",
+            DeviceKind::IntegratedGpu => "integrated gpu",
+            DeviceKind::Other => "other",
+            DeviceKind::Noop => "noop",
+        }
+    }
+}
+
+/// Memory of a device, in bytes; zero where the device does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Not used by anybody now.
+    pub free: usize,
+    /// All there is.
+    pub total: usize,
+}
+
+/// A place that holds weights and computes.
+#[derive(Debug)]
+pub struct Device {
+    name: String,
+    description: String,
+    driver: String,
+    kind: DeviceKind,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Ggml(Dev),
+    Noop { memory: usize },
+}
+
+impl Device {
+    fn of(dev: Dev) -> Arc<Device> {
+        let kind = match dev.kind() {
+            DevKind::Cpu => DeviceKind::Cpu,
+            DevKind::Gpu => DeviceKind::Gpu,
+            DevKind::IntegratedGpu => DeviceKind::IntegratedGpu,
+            DevKind::Other => DeviceKind::Other,
+        };
+        Arc::new(Device {
+            name: dev.name(),
+            description: dev.description(),
+            driver: dev.driver(),
+            kind,
+            what: What::Ggml(dev),
+        })
+    }
+
+    /// Every device of this process, in ggml's order: drivers, then remote devices as they were added.
+    pub fn all() -> Vec<Arc<Device>> {
+        Dev::all().into_iter().map(Device::of).collect()
+    }
+
+    /// The processor.
+    ///
+    /// # Errors
+    /// ggml was built without it.
+    pub fn cpu() -> Result<Arc<Device>> {
+        Dev::cpu().map(Device::of)
+    }
+
+    /// A pretend device with `memory` bytes.
+    pub fn noop(memory: usize) -> Arc<Device> {
+        Arc::new(Device {
+            name: "noop".into(),
+            description: "computes nothing".into(),
+            driver: "noop".into(),
+            kind: DeviceKind::Noop,
+            what: What::Noop { memory },
+        })
+    }
+
+    /// The device a user's spelling names, whatever its case: nothing, `auto` or `default` for the first GPU, else the
+    /// first integrated GPU, else the processor; `gpu` for the first GPU, else the first integrated one; a driver's
+    /// name for its first device; a device's name; the beginning of one.
+    ///
+    /// # Errors
+    /// No device has this name; the message lists those there are.
+    pub fn find(name: &str) -> Result<Arc<Device>> {
+        let all = Device::all();
+        pick(&all, name).cloned().ok_or_else(|| {
+            let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
+            Error::request(format!("there is no device {name:?}")).hint(format!("devices: {}", names.join(", ")))
+        })
+    }
+
+    /// Such as `CPU`, `CUDA0`, `RPC0`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The hardware's name; for a remote device, where it is.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The driver, such as `CUDA`.
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> DeviceKind {
+        self.kind
+    }
+
+    /// Memory as the device reports it now.
+    pub fn memory(&self) -> Memory {
+        match &self.what {
+            What::Ggml(dev) => {
+                let (free, total) = dev.memory();
+                Memory { free, total }
+            }
+            What::Noop { memory } => Memory { free: *memory, total: *memory },
+        }
+    }
+
+    /// ggml's device.
+    pub(crate) fn ggml(&self) -> Result<Dev> {
+        match &self.what {
+            What::Ggml(dev) => Ok(*dev),
+            What::Noop { .. } => Err(Error::device("the noop device computes nothing")),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
+    }
+}
+
+fn pick<'a>(all: &'a [Arc<Device>], name: &str) -> Option<&'a Arc<Device>> {
+    let first = |kind| all.iter().find(|d| d.kind == kind);
+    let gpu = || first(DeviceKind::Gpu).or_else(|| first(DeviceKind::IntegratedGpu));
+    let name = name.trim().to_ascii_lowercase();
+    match name.as_str() {
+        "" | "auto" | "default" => gpu().or_else(|| first(DeviceKind::Cpu)).or_else(|| all.first()),
+        "gpu" => gpu(),
+        n => all
+            .iter()
+            .find(|d| d.driver.eq_ignore_ascii_case(n))
+            .or_else(|| all.iter().find(|d| d.name.eq_ignore_ascii_case(n)))
+            .or_else(|| all.iter().find(|d| d.name.to_ascii_lowercase().starts_with(n))),
+    }
+}
+
+/// Registers the devices that ggml's RPC server at `endpoint`, `host:port`, offers, and returns them. They stay for
+/// the life of the process. Traffic is neither authenticated nor encrypted.
+///
+/// # Errors
+/// The endpoint is malformed, cannot be reached, is no RPC server, or speaks another version of the protocol.
+pub fn add_rpc_server(endpoint: &str) -> Result<Vec<Arc<Device>>> {
+    Ok(rpc::add_server(endpoint)?.into_iter().map(Device::of).collect())
+}
+
+/// Serves this machine's processor to one client after another at `endpoint`, `host:port`, with that many threads.
+/// Returns only on failure. ggml prints progress to standard output.
+///
+/// # Errors
+/// The endpoint is malformed or taken.
+pub fn serve_rpc(endpoint: &str, threads: usize) -> Result<()> {
+    rpc::serve(endpoint, threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(name: &str, driver: &str, kind: DeviceKind) -> Arc<Device> {
+        let what = What::Noop { memory: 1 };
+        Arc::new(Device { name: name.into(), description: String::new(), driver: driver.into(), kind, what })
+    }
+
+    #[test]
+    fn names_and_aliases() {
+        let all = [
+            device("Vulkan0", "Vulkan", DeviceKind::IntegratedGpu),
+            device("CUDA0", "CUDA", DeviceKind::Gpu),
+            device("CUDA1", "CUDA", DeviceKind::Gpu),
+            device("CPU", "CPU", DeviceKind::Cpu),
+        ];
+        let found = |list: &[Arc<Device>], n: &str| pick(list, n).map(|d| d.name.clone());
+        for (name, want) in [
+            ("", "CUDA0"),
+            (" Auto ", "CUDA0"),
+            ("default", "CUDA0"),
+            ("gpu", "CUDA0"),
+            ("cuda", "CUDA0"),
+            ("vulkan", "Vulkan0"),
+            ("cuda1", "CUDA1"),
+            ("vul", "Vulkan0"),
+            ("cpu", "CPU"),
+            ("c", "CUDA0"),
+        ] {
+            assert_eq!(found(&all, name).as_deref(), Some(want), "{name}");
+        }
+        assert_eq!(found(&all, "metal"), None);
+        assert_eq!(found(&all[3..], "auto").as_deref(), Some("CPU"));
+        assert_eq!(found(&all[3..], "gpu"), None);
+        assert_eq!(found(&all[..1], "gpu").as_deref(), Some("Vulkan0"));
+    }
+
+    #[test]
+    fn this_machine_has_a_cpu_and_noop_has_the_memory_it_was_given() {
+        assert_eq!(Device::find("CPU").unwrap().kind(), DeviceKind::Cpu);
+        assert!(Device::cpu().unwrap().memory().total > 0);
+        let e = Device::find("heron7").unwrap_err();
+        assert!(e.is_request() && e.to_string().contains("CPU"), "{e}");
+        let noop = Device::noop(5 << 30);
+        assert_eq!((noop.memory().free, noop.kind()), (5 << 30, DeviceKind::Noop));
+        assert!(noop.ggml().is_err());
+    }
+}

@@ -1,0 +1,210 @@
+//! Lowered programs, kept for the next run of the same program.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::RunnerOptions;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ffi::{Buffer, Dev, types};
+use crate::graph::{Op, Program, Var};
+use crate::lower::{Lowered, lower};
+use crate::plan::{Segment, segments};
+use crate::scope::{Role, Weight};
+
+/// A segment with its lowered form.
+pub(super) struct Stage {
+    pub(super) segment: Segment,
+    pub(super) lowered: Lowered,
+    /// The weights it reads, with their types in memory.
+    pub(super) weights: Vec<(Var, Weight, DType)>,
+    /// Values the lowering added and constants of the program.
+    pub(super) constants: Option<Arc<Buffer>>,
+}
+
+/// A program as it runs with one choice of cuts.
+pub(super) struct Plan {
+    pub(super) signature: u128,
+    pub(super) stages: Vec<Stage>,
+    /// Inputs and what crosses segments, outputs included: offset and bytes.
+    pub(super) carried: HashMap<Var, (usize, usize)>,
+    /// Bytes of all that is carried.
+    pub(super) carried_size: usize,
+    /// The most that any segment needs for intermediate values.
+    pub(super) workspace: usize,
+    /// Inputs that are looked up in tables: ids must be below this.
+    pub(super) id_limits: HashMap<Var, (usize, String)>,
+}
+
+/// What a segment needs, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentSize {
+    /// The module that ends it; empty for the last.
+    pub label: String,
+    /// Intermediate values.
+    pub workspace: usize,
+    /// Weights in their memory types, those used in place included.
+    pub weights: usize,
+}
+
+impl Plan {
+    pub(super) fn new(program: &Program, dev: Dev, options: &RunnerOptions) -> Result<Plan> {
+        let wide = wide_weights(program);
+        let memory_type = |v: Var| -> Result<DType> {
+            let Op::Weight(w) = &program.node(v).op else {
+                return Err(Error::internal("only weights have memory types"));
+            };
+            let t = options.types.memory_type(w);
+            // Devices round the other factor of an f16 matrix to f16.
+            let t = if t == DType::F16 && wide.contains(&v) { DType::F32 } else { t };
+            if w.role() == Role::Matrix && !types::multiplies(t) {
+                let o = w.origin();
+                return Err(Error::unsupported(format!("{} is {t} ({}), which ggml cannot multiply with", o.name, o.file)));
+            }
+            Ok(t)
+        };
+        let mut stages = Vec::new();
+        for segment in segments(program, &options.cuts)? {
+            let lowered = lower(program, &segment, dev, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
+            for &node in lowered.graph.nodes() {
+                if !lowered.ctx.is_supported(node, dev)? {
+                    let op = lowered.ctx.op_name(node)?;
+                    let e = Error::unsupported(format!("{} cannot compute {op}", dev.name()));
+                    return Err(phase(e, &segment, "lowering"));
+                }
+            }
+            let mut weights = Vec::new();
+            for &(v, _) in &lowered.leaves {
+                if let Op::Weight(w) = &program.node(v).op {
+                    weights.push((v, w.clone(), memory_type(v)?));
+                }
+            }
+            stages.push(Stage { segment, lowered, weights, constants: None });
+        }
+        let workspace = stages.iter().map(|s| s.lowered.layout.size).max().unwrap_or(0);
+        let mut plan = Plan {
+            signature: program.signature(),
+            stages,
+            carried: HashMap::new(),
+            carried_size: 0,
+            workspace,
+            id_limits: id_limits(program),
+        };
+        plan.carry(program, dev)?;
+        for stage in &mut plan.stages {
+            stage.upload_constants(program, dev)?;
+        }
+        Ok(plan)
+    }
+
+    /// Gives inputs and crossing values places in one buffer: a value's place is free again after its last reader.
+    fn carry(&mut self, program: &Program, dev: Dev) -> Result<()> {
+        let align = dev.alignment();
+        let mut lives: BTreeMap<Var, (usize, usize, usize)> = BTreeMap::new(); // first, last segment, bytes
+        let last = self.stages.len().saturating_sub(1);
+        for (i, stage) in self.stages.iter().enumerate() {
+            let ctx = &stage.lowered.ctx;
+            for &(v, id) in stage.lowered.leaves.iter().chain(&stage.lowered.writes) {
+                if matches!(program.node(v).op, Op::Weight(_) | Op::Constant(_)) {
+                    continue;
+                }
+                let size = ctx.alloc_size(id, dev)?.max(1).next_multiple_of(align);
+                let first = if program.node(v).op.is_leaf() { 0 } else { i };
+                let live = lives.entry(v).or_insert((first, i, size));
+                live.1 = if program.outputs().contains(&v) { last } else { i };
+                live.2 = live.2.max(size);
+            }
+        }
+        let mut placed: Vec<(usize, usize, usize, usize)> = Vec::new(); // first, last, offset, end
+        for (v, (first, last, size)) in lives {
+            let mut taken: Vec<(usize, usize)> =
+                placed.iter().filter(|p| p.0 <= last && first <= p.1).map(|p| (p.2, p.3)).collect();
+            taken.sort_unstable();
+            let mut offset = 0;
+            for (start, end) in taken {
+                if start >= offset + size {
+                    break;
+                }
+                offset = offset.max(end);
+            }
+            placed.push((first, last, offset, offset + size));
+            self.carried.insert(v, (offset, size));
+            self.carried_size = self.carried_size.max(offset + size);
+        }
+        Ok(())
+    }
+
+    /// What each segment needs.
+    pub(super) fn sizes(&self) -> Vec<SegmentSize> {
+        let size = |s: &Stage| SegmentSize {
+            label: s.segment.label.clone(),
+            workspace: s.lowered.layout.size,
+            weights: s
+                .weights
+                .iter()
+                .map(|(_, w, t)| t.bytes(w.shape().elements(), w.shape().last()).unwrap_or(0))
+                .sum(),
+        };
+        self.stages.iter().map(size).collect()
+    }
+}
+
+impl Stage {
+    fn upload_constants(&mut self, program: &Program, dev: Dev) -> Result<()> {
+        let l = &mut self.lowered;
+        let mut all: Vec<_> = l.constants.clone();
+        for &(v, id) in &l.leaves {
+            if let Op::Constant(t) = &program.node(v).op {
+                all.push((id, super::executor::to_bytes(t)));
+            }
+        }
+        if all.is_empty() {
+            return Ok(());
+        }
+        let align = dev.alignment();
+        let mut size = 0;
+        let mut offsets = Vec::new();
+        for (id, _) in &all {
+            offsets.push(size);
+            size += l.ctx.alloc_size(*id, dev)?.next_multiple_of(align);
+        }
+        let buffer = Arc::new(Buffer::alloc(dev, size)?);
+        for ((id, bytes), offset) in all.iter().zip(offsets) {
+            l.ctx.place(*id, &buffer, offset, dev)?;
+            l.ctx.write(*id, &buffer, bytes)?;
+        }
+        self.constants = Some(buffer);
+        Ok(())
+    }
+}
+
+/// An error with the segment and what was being done in it.
+pub(super) fn phase(e: Error, segment: &Segment, doing: &str) -> Error {
+    if e.is_cancelled() {
+        return e;
+    }
+    match segment.label.as_str() {
+        "" => e.context(doing),
+        label => e.context(doing).context(format!("segment {label}")),
+    }
+}
+
+/// Weights of layers whose products overflow f16.
+fn wide_weights(program: &Program) -> std::collections::HashSet<Var> {
+    let wide = |op: &Op| matches!(op, Op::Linear { wide: true } | Op::Conv2d { wide: true, .. });
+    program.nodes().iter().filter(|n| wide(&n.op)).filter_map(|n| n.inputs.get(1)).copied().collect()
+}
+
+fn id_limits(program: &Program) -> HashMap<Var, (usize, String)> {
+    let mut out: HashMap<Var, (usize, String)> = HashMap::new();
+    for node in program.nodes().iter().filter(|n| matches!(n.op, Op::Embedding)) {
+        if let [table, ids] = node.inputs[..] {
+            let rows = program.node(table).shape.dim(0);
+            let limit = out.entry(ids).or_insert((rows, program.describe(table)));
+            if rows < limit.0 {
+                *limit = (rows, program.describe(table));
+            }
+        }
+    }
+    out
+}

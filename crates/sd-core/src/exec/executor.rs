@@ -1,0 +1,243 @@
+//! Running programs of one network on one device.
+
+use std::sync::Arc;
+
+use super::cache::{Plan, SegmentSize, phase};
+use super::workspace::Arena;
+use super::{RunnerOptions, threads};
+use crate::cancel::CancelToken;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ffi::{Backend, Buffer, Dev};
+use crate::graph::{Op, Program, Var};
+use crate::residency::Store;
+use crate::tensor::{Data, Tensor, WeightSource};
+
+/// How many lowered programs are kept.
+const KEPT: usize = 4;
+
+/// Runs programs of one network on one device. Weights are loaded when first needed and stay; lowered programs and
+/// workspace are reused. After an error it can be used as before.
+pub struct Runner {
+    device: Arc<Device>,
+    dev: Dev,
+    backend: Backend,
+    store: Store,
+    options: RunnerOptions,
+    plans: Vec<Plan>,
+    workspace: Arena,
+    carried: Arena,
+    lowered: usize,
+}
+
+impl Runner {
+    /// A runner on `device` for a network whose weights are in `source`.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
+        let dev = device.ggml()?;
+        let backend = Backend::new(dev, threads(options.threads))?;
+        let store = Store::new(device.clone(), source);
+        let (workspace, carried) = (Arena::default(), Arena::default());
+        Ok(Runner { device, dev, backend, store, options, plans: Vec::new(), workspace, carried, lowered: 0 })
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The results of `program`, in the order given to [`Graph::finish`](crate::Graph::finish). `inputs` are by the
+    /// names given to [`Graph::input`](crate::Graph::input); those the program does not read are ignored.
+    ///
+    /// # Errors
+    /// An input is missing or has another shape or type, an id is outside its table, a weight cannot be read, the
+    /// device cannot allocate or compute, or `cancel` was cancelled. The message names segment and phase.
+    pub fn run(&mut self, program: &Program, inputs: &[(&str, &Tensor)], cancel: &CancelToken) -> Result<Vec<Tensor>> {
+        cancel.check()?;
+        let at = self.plan(program)?;
+        let given = bind(program, &self.plans[at], inputs)?;
+        let Runner { dev, backend, store, plans, workspace, carried, .. } = self;
+        let dev = *dev;
+        let plan = &mut plans[at];
+        let carried = carried.get(dev, plan.carried_size).map_err(|e| e.context("values between segments"))?;
+        // A segment that fails must not leave the workspace of the largest one unallocated for the next.
+        let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
+        let mut uploaded = std::collections::HashSet::new();
+        for stage in &mut plan.stages {
+            cancel.check()?;
+            let segment = &stage.segment;
+            let wanted: Vec<_> = stage.weights.iter().map(|(_, w, t)| (w, *t)).collect();
+            let weights = store.ensure(&wanted).map_err(|e| phase(e, segment, "loading weights"))?;
+            cancel.check()?;
+            let space = workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
+
+            let l = &mut stage.lowered;
+            let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
+            held.extend(stage.constants.iter().cloned());
+            let mut resident = stage.weights.iter().zip(weights);
+            let mut prepare = || -> Result<()> {
+                for &(id, offset) in &l.layout.places {
+                    l.ctx.place(id, &space, offset, dev)?;
+                }
+                for &(v, id) in l.leaves.iter().chain(&l.writes) {
+                    match &program.node(v).op {
+                        Op::Constant(_) => {}
+                        Op::Weight(w) => {
+                            let Some(((_, _, _), r)) = resident.next() else {
+                                return Err(Error::internal(format!("{} has no place", w.name())));
+                            };
+                            l.ctx.place(id, &r.buffer, r.offset, dev)?;
+                            held.push(r.buffer);
+                        }
+                        _ => {
+                            let &(offset, _) =
+                                plan.carried.get(&v).ok_or_else(|| Error::internal("a value has no place"))?;
+                            l.ctx.place(id, &carried, offset, dev)?;
+                            if let Some(t) = given.get(&v)
+                                && uploaded.insert(v)
+                            {
+                                l.ctx.write(id, &carried, &to_bytes(t))?;
+                            }
+                        }
+                    }
+                }
+                Ok(())
+            };
+            prepare().map_err(|e| phase(e, segment, "preparing"))?;
+            l.ctx.compute(&mut l.graph, backend, &held, cancel).map_err(|e| phase(e, segment, "computing"))?;
+            for &(v, id) in &l.writes {
+                for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
+                    let dims = program.node(v).shape;
+                    let mut bytes = vec![0u8; dims.elements() * 4];
+                    l.ctx.read(id, &carried, &mut bytes).map_err(|e| phase(e, segment, "reading results"))?;
+                    *slot = Some(Tensor::f32(dims.dims(), floats(&bytes))?);
+                }
+            }
+        }
+        let finish = |(slot, &v): (Option<Tensor>, &Var)| match slot {
+            Some(t) => Ok(t),
+            None => leaf_value(program, v, &given, store),
+        };
+        outputs.into_iter().zip(program.outputs()).map(finish).collect()
+    }
+
+    /// What each segment of `program` needs; lowers it, computes nothing.
+    ///
+    /// # Errors
+    /// The program cannot be lowered for this device.
+    pub fn measure(&mut self, program: &Program) -> Result<Vec<SegmentSize>> {
+        let at = self.plan(program)?;
+        Ok(self.plans[at].sizes())
+    }
+
+    /// Which cuts later runs take. Programs are lowered anew if that is a change.
+    pub fn set_cuts(&mut self, cuts: crate::plan::Cuts) {
+        if self.options.cuts != cuts {
+            self.options.cuts = cuts;
+            self.plans.clear();
+        }
+    }
+
+    /// Frees the weights; the next run loads them again.
+    pub fn release_weights(&mut self) {
+        self.store.clear();
+    }
+
+    /// Frees the memory for intermediate values; the next run allocates it again.
+    pub fn release_workspace(&mut self) {
+        self.workspace.clear();
+        self.carried.clear();
+    }
+
+    /// How many segments have been lowered so far.
+    pub fn lowered(&self) -> usize {
+        self.lowered
+    }
+
+    /// Device memory in use, in bytes: weights that are not used in place, and workspace.
+    pub fn memory(&self) -> (usize, usize) {
+        (self.store.bytes(), self.workspace.size() + self.carried.size())
+    }
+
+    /// The index of the plan of `program`, made if there is none; the plan moves to the end, where recent ones are.
+    fn plan(&mut self, program: &Program) -> Result<usize> {
+        if let Some(i) = self.plans.iter().position(|p| p.signature == program.signature()) {
+            let plan = self.plans.remove(i);
+            self.plans.push(plan);
+        } else {
+            let plan = Plan::new(program, self.dev, &self.options)?;
+            self.lowered += plan.stages.len();
+            if self.plans.len() >= KEPT {
+                self.plans.remove(0);
+            }
+            self.plans.push(plan);
+        }
+        Ok(self.plans.len() - 1)
+    }
+}
+
+/// The tensor given for each input of `program`, checked.
+fn bind<'a>(
+    program: &Program,
+    plan: &Plan,
+    inputs: &[(&str, &'a Tensor)],
+) -> Result<std::collections::HashMap<Var, &'a Tensor>> {
+    let mut out = std::collections::HashMap::new();
+    for (v, node) in program.iter() {
+        let tensor = match &node.op {
+            Op::Input(name) => {
+                let found = inputs.iter().find(|(n, _)| *n == &**name);
+                let (_, t) = found.ok_or_else(|| Error::shape(format!("input {name} is not given")))?;
+                if t.shape() != node.shape || t.dtype() != node.dtype {
+                    return Err(Error::shape(format!(
+                        "input {name} should be {} {}, got {} {}",
+                        node.shape,
+                        node.dtype,
+                        t.shape(),
+                        t.dtype()
+                    )));
+                }
+                out.insert(v, *t);
+                *t
+            }
+            Op::Constant(t) => t,
+            _ => continue,
+        };
+        if let (Some((rows, table)), Data::I32(ids)) = (plan.id_limits.get(&v), tensor.data()) {
+            let outside = |id: &&i32| usize::try_from(**id).map_or(true, |id| id >= *rows);
+            if let Some(id) = ids.iter().find(outside) {
+                return Err(Error::shape(format!("id {id} is outside {table}")));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The value of an output that is not computed.
+fn leaf_value(
+    program: &Program,
+    v: Var,
+    given: &std::collections::HashMap<Var, &Tensor>,
+    store: &Store,
+) -> Result<Tensor> {
+    match &program.node(v).op {
+        Op::Input(_) => given.get(&v).map(|t| (*t).clone()).ok_or_else(|| Error::internal("an input is not bound")),
+        Op::Constant(t) => Ok((**t).clone()),
+        Op::Weight(w) => store.value(w),
+        _ => Err(Error::internal(format!("{} was not computed", program.describe(v)))),
+    }
+}
+
+/// The elements as devices store them.
+pub(super) fn to_bytes(t: &Tensor) -> Vec<u8> {
+    match t.data() {
+        Data::F32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        Data::I32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+    }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+}

@@ -1,0 +1,9 @@
+//! From the graph to what devices execute. Only here do shapes turn from row-major to ggml's order.
+
+mod ggml;
+mod layout;
+mod workspace;
+
+pub(crate) use ggml::{Lowered, lower};
+pub(crate) use layout::ne;
+

@@ -1,0 +1,5 @@
+//! Where weights are.
+
+mod store;
+
+pub(crate) use store::Store;
