@@ -1,6 +1,13 @@
-"""Names of SD1's modules: diffusers on the left, the original single-file (CompVis, "LDM") names on the right."""
+"""Names of modules and tensors: diffusers on the left, the original single-file names (CompVis, OpenCLIP) on the right.
+
+Where one stored tensor is made of several, a row is (name in the file, operation, names in the reference). Operations:
+`same`; `rows` (the sources one after the other along axis 0); `transpose`; `swap` (the two halves along axis 0 change places);
+`conv` (a matrix stored as a 1x1 convolution).
+"""
 
 import re
+
+import torch
 
 UNET_PREFIX = "model.diffusion_model."
 VAE_PREFIX = "first_stage_model."
@@ -120,3 +127,54 @@ def from_checkpoint(tensors, prefix, to_ldm, wanted):
     if missing:
         raise KeyError(f"{len(missing)} tensors missing, first {missing[:3]}")
     return state
+
+
+def apply(op, parts):
+    if op == "rows":
+        return torch.cat(parts)
+    part, = parts
+    if op == "transpose":
+        return part.T.contiguous()
+    if op == "swap":
+        return torch.cat(part.chunk(2)[::-1])
+    if op == "conv":
+        return part[:, :, None, None]
+    return part
+
+
+def assemble(rows, state):
+    """The file's tensors from the reference's state dict. Every source is used exactly once."""
+    used = [source for _, _, sources in rows for source in sources]
+    assert sorted(used) == sorted(state), set(used) ^ set(state)
+    return {name: apply(op, [state[source] for source in sources]) for name, op, sources in rows}
+
+
+def described(rows, state):
+    """Rows for a JSON fixture: [name in the file, shape, operation, [name in the reference, ...]]."""
+    return [[name, list(apply(op, [state[source] for source in sources]).shape), op, sources] for name, op, sources in rows]
+
+
+OPEN_CLIP_LAYER = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj", "self_attn.out_proj": "attn.out_proj"}
+OPEN_CLIP = {
+    "text_model.embeddings.token_embedding.weight": "token_embedding.weight", "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.final_layer_norm.weight": "ln_final.weight", "text_model.final_layer_norm.bias": "ln_final.bias",
+}
+
+
+def open_clip_rows(state):
+    """OpenCLIP's text tower from a `CLIPTextModelWithProjection`, without prefix."""
+    rows = []
+    for name in state:
+        match = re.match(r"text_model\.encoder\.layers\.(\d+)\.(.+)", name)
+        if name == "text_projection.weight":
+            rows.append(("text_projection", "transpose", [name]))
+        elif not match:
+            rows.append((OPEN_CLIP[name], "same", [name]))
+        else:
+            block = f"transformer.resblocks.{match[1]}."
+            fused = re.match(r"self_attn\.q_proj\.(weight|bias)", match[2])
+            if fused:
+                rows.append((f"{block}attn.in_proj_{fused[1]}", "rows", [name.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]))
+            elif not re.match(r"self_attn\.[kv]_proj", match[2]):
+                rows.append((block + replace_head(match[2], OPEN_CLIP_LAYER), "same", [name]))
+    return rows
