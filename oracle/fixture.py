@@ -110,7 +110,7 @@ def recipe(name, shape):
     """Exponent and shift that keep activations near unit scale: norms near 1, biases small, matrices by fan-in."""
     if len(shape) == 1:
         return (-12, 1.0) if name.endswith("weight") else (-13, 0.0)
-    if "embedding" in name and "time_embedding" not in name:
+    if "embedding" in name and "time_embedding" not in name and "add_embedding" not in name:
         return -12, 0.0
     fan_in = math.prod(shape[1:])
     return round(math.log2(math.sqrt(3.0 / fan_in))) - 10, 0.0

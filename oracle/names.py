@@ -18,9 +18,10 @@ VAE_RESNET = {"conv_shortcut": "nin_shortcut"}
 VAE_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}
 
 
-def unet_modules(levels=4, layers=2):
-    """Module prefixes of the UNet, blocks only."""
+def unet_modules(levels=4, layers=2, attention_up=(1, 2, 3)):
+    """Module prefixes of the UNet, blocks only. `attention_up` are the up levels that have attention."""
     table = {
+        "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2", "add_embedding": "label_emb",
         "conv_in": "input_blocks.0.0", "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2", "time_embedding": "time_embed",
         "conv_norm_out": "out.0", "conv_act": "out.1", "conv_out": "out.2",
         "mid_block.resnets.0": "middle_block.0", "mid_block.attentions.0": "middle_block.1", "mid_block.resnets.1": "middle_block.2",
@@ -35,9 +36,17 @@ def unet_modules(levels=4, layers=2):
             block = level * (layers + 1) + i
             table[f"up_blocks.{level}.resnets.{i}"] = f"output_blocks.{block}.0"
             table[f"up_blocks.{level}.attentions.{i}"] = f"output_blocks.{block}.1"
-        # The first up level has no attention, so its upsampler is the second module of its block.
-        table[f"up_blocks.{level}.upsamplers.0"] = f"output_blocks.{level * (layers + 1) + layers}.{1 if level == 0 else 2}"
+        # The upsampler is the last module of its block: the second where the level has no attention.
+        table[f"up_blocks.{level}.upsamplers.0"] = f"output_blocks.{level * (layers + 1) + layers}.{2 if level in attention_up else 1}"
     return table
+
+
+def unet_modules_of(state):
+    """`unet_modules` for a state dict of any arrangement."""
+    def numbers(pattern):
+        return {int(match[1]) for name in state for match in [re.match(pattern, name)] if match}
+
+    return unet_modules(len(numbers(r"down_blocks\.(\d+)\.")), len(numbers(r"down_blocks\.0\.resnets\.(\d+)\.")), numbers(r"up_blocks\.(\d+)\.attentions\."))
 
 
 def vae_modules(levels=4, layers=2):
@@ -78,8 +87,8 @@ def join(*parts):
     return ".".join(part for part in parts if part)
 
 
-def unet_to_ldm(name, layers=2):
-    modules = unet_modules(layers=layers)
+def unet_to_ldm(name, modules=None):
+    modules = modules or unet_modules()
     head, rest = split(name, modules)
     if "resnets" in head:
         rest = replace_head(rest, UNET_RESNET)
@@ -152,6 +161,11 @@ def assemble(rows, state):
 def described(rows, state):
     """Rows for a JSON fixture: [name in the file, shape, operation, [name in the reference, ...]]."""
     return [[name, list(apply(op, [state[source] for source in sources]).shape), op, sources] for name, op, sources in rows]
+
+
+def unet_rows(state, prefix=UNET_PREFIX):
+    modules = unet_modules_of(state)
+    return [(prefix + unet_to_ldm(name, modules), "same", [name]) for name in state]
 
 
 OPEN_CLIP_LAYER = {"layer_norm1": "ln_1", "layer_norm2": "ln_2", "mlp.fc1": "mlp.c_fc", "mlp.fc2": "mlp.c_proj", "self_attn.out_proj": "attn.out_proj"}
