@@ -53,7 +53,7 @@ fn check(
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
     let want = reference::evaluate(&program, &*source, &inputs);
     for device in devices() {
-        let mut runner = Runner::new(device.clone(), source.clone(), RunnerOptions::default()).unwrap();
+        let mut runner = Runner::new(device.clone(), source.clone(), options()).unwrap();
         let got = runner.run(&program, &inputs, &CancelToken::new()).unwrap();
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             assert_eq!(got.dims(), want.dims, "{what} on {device}");
@@ -61,6 +61,11 @@ fn check(
             assert!(d <= tolerance, "{what}, output {i} on {device}: {d:.2e} over {tolerance:.2e}");
         }
     }
+}
+
+/// One thread: tests run side by side, and ggml's threads wait for each other actively.
+fn options() -> RunnerOptions {
+    RunnerOptions { threads: 1, ..RunnerOptions::default() }
 }
 
 /// As [`check`], for an operation of one f32 input.
@@ -351,7 +356,7 @@ fn timesteps() {
     let source = Arc::new(Checkpoint::default());
     let want = reference::evaluate(&program, &*source, &[("t", &t)]);
     for device in devices() {
-        let mut runner = Runner::new(device, source.clone(), RunnerOptions::default()).unwrap();
+        let mut runner = Runner::new(device, source.clone(), options()).unwrap();
         let got = runner.run(&program, &[("t", &t)], &CancelToken::new()).unwrap();
         for (got, want) in got.iter().zip(&want) {
             assert!(distance(got.values(), &want.data) < 1.2e-4);

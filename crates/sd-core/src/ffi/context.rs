@@ -397,8 +397,17 @@ impl Context {
         }
         for run in &graph.runs {
             let raw = run.as_ptr();
-            // SAFETY: as above.
+            // SAFETY: as for the whole graph above.
             backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) })?;
+            // Remote devices return before they have computed: reading a result waits for it.
+            // SAFETY: a run is not empty, its last node lies in a live buffer, and every tensor has at least 4 bytes.
+            unsafe {
+                let last = sys::ggml_graph_node(raw, -1);
+                let mut sink = 0u32;
+                if sys::ggml_nbytes(last) >= 4 {
+                    sys::ggml_backend_tensor_get(last, std::ptr::addr_of_mut!(sink).cast(), 0, 4);
+                }
+            }
         }
         Ok(())
     }

@@ -169,10 +169,6 @@ impl Backend {
         Ok(Backend { raw, dev, set_abort })
     }
 
-    /// The device it runs on.
-    pub(crate) fn dev(&self) -> Dev {
-        self.dev
-    }
 
     /// Whether a running graph can be stopped between two operations.
     pub(crate) fn can_abort(&self) -> bool {

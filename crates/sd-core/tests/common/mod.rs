@@ -65,7 +65,7 @@ impl Checkpoint {
         self
     }
 
-    pub fn bytes(mut self, name: &str, dims: &[usize], dtype: DType, bytes: Bytes) -> Self {
+    pub fn stored(mut self, name: &str, dims: &[usize], dtype: DType, bytes: Bytes) -> Self {
         self.tensors.insert(name.into(), (dims.to_vec(), dtype, bytes));
         self
     }
@@ -107,7 +107,7 @@ pub fn rpc() -> Arc<Device> {
             let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let endpoint = format!("127.0.0.1:{port}");
             let at = endpoint.clone();
-            std::thread::spawn(move || sd_core::device::serve_rpc(&at, 2));
+            std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1));
             for _ in 0..200 {
                 if std::net::TcpStream::connect(&endpoint).is_ok() {
                     return sd_core::device::add_rpc_server(&endpoint).unwrap().remove(0);
