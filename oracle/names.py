@@ -192,3 +192,42 @@ def open_clip_rows(state):
             elif not re.match(r"self_attn\.[kv]_proj", match[2]):
                 rows.append((block + replace_head(match[2], OPEN_CLIP_LAYER), "same", [name]))
     return rows
+
+
+FLUX_TOP = {
+    "time_text_embed.timestep_embedder.linear_1": "time_in.in_layer", "time_text_embed.timestep_embedder.linear_2": "time_in.out_layer", "time_text_embed.timestep_embedder": "time_in",
+    "time_text_embed.guidance_embedder.linear_1": "guidance_in.in_layer", "time_text_embed.guidance_embedder.linear_2": "guidance_in.out_layer", "time_text_embed.guidance_embedder": "guidance_in",
+    "time_text_embed.text_embedder.linear_1": "vector_in.in_layer", "time_text_embed.text_embedder.linear_2": "vector_in.out_layer", "time_text_embed.text_embedder": "vector_in",
+    "context_embedder": "txt_in", "x_embedder": "img_in", "proj_out": "final_layer.linear", "norm_out.linear": "final_layer.adaLN_modulation.1",
+}
+FLUX_DOUBLE = {
+    "norm1.linear": "img_mod.lin", "norm1_context.linear": "txt_mod.lin", "attn.to_out.0": "img_attn.proj", "attn.to_add_out": "txt_attn.proj",
+    "attn.norm_q.weight": "img_attn.norm.query_norm.scale", "attn.norm_k.weight": "img_attn.norm.key_norm.scale",
+    "attn.norm_added_q.weight": "txt_attn.norm.query_norm.scale", "attn.norm_added_k.weight": "txt_attn.norm.key_norm.scale",
+    "ff.net.0.proj": "img_mlp.0", "ff.net.2": "img_mlp.2", "ff_context.net.0.proj": "txt_mlp.0", "ff_context.net.2": "txt_mlp.2",
+}
+FLUX_SINGLE = {"norm.linear": "modulation.lin", "proj_out": "linear2", "attn.norm_q.weight": "norm.query_norm.scale", "attn.norm_k.weight": "norm.key_norm.scale"}
+# Fused matrices, named by their first part.
+FLUX_FUSED = {
+    "transformer_blocks": {"attn.to_q": ("img_attn.qkv", ["attn.to_q", "attn.to_k", "attn.to_v"]), "attn.add_q_proj": ("txt_attn.qkv", ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"])},
+    "single_transformer_blocks": {"attn.to_q": ("linear1", ["attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp"])},
+}
+
+
+def flux_rows(state, prefix=""):
+    """Flux in the original (Black Forest Labs) names from diffusers' `FluxTransformer2DModel`."""
+    rows = []
+    for name in state:
+        match = re.match(r"(transformer_blocks|single_transformer_blocks)\.(\d+)\.(.+)\.(weight|bias)$", name)
+        if not match:
+            rows.append((prefix + replace_head(name, FLUX_TOP), "swap" if name.startswith("norm_out.") else "same", [name]))
+            continue
+        kind, index, part, leaf = match.groups()
+        block, source = f"{prefix}{'double' if kind == 'transformer_blocks' else 'single'}_blocks.{index}.", f"{kind}.{index}."
+        fused = FLUX_FUSED[kind]
+        if part in fused:
+            new, parts = fused[part]
+            rows.append((f"{block}{new}.{leaf}", "rows", [f"{source}{p}.{leaf}" for p in parts]))
+        elif not any(part in parts for _, parts in fused.values()):
+            rows.append((block + replace_head(f"{part}.{leaf}", FLUX_DOUBLE if kind == "transformer_blocks" else FLUX_SINGLE), "same", [name]))
+    return rows
