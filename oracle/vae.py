@@ -1,4 +1,4 @@
-"""SD1's autoencoder: encoder and decoder, with taps at small sizes and without at larger ones.
+"""SD1's autoencoder: encoder and decoder, with taps at small sizes and without at larger ones; and Flux's, with 16 channels and no quant convolutions.
 
 Reference: diffusers' `AutoencoderKL` in f64. Weights keep diffusers' names; taps carry the original (CompVis) module names.
 """
@@ -17,8 +17,12 @@ def config(channels=(32, 32, 64, 64)):
     )
 
 
-def build():
-    settings = config()
+def flux_config(channels=(32, 32, 64, 64)):
+    return config(channels) | dict(latent_channels=16, use_quant_conv=False, use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159)
+
+
+def build(settings=None):
+    settings = settings or config()
     return AutoencoderKL(**settings).double().eval(), settings
 
 
@@ -32,7 +36,25 @@ def tapped(model, part):
     return fixture.Taps({ldm: modules[ours] for ours, ldm in names.vae_modules().items() if ours in modules and (ours.startswith(part) or ours == "post_quant_conv")})
 
 
+def flux():
+    model, settings = build(flux_config())
+    table = fixture.fill(model)
+    source = f"diffusers {fixture.version('diffusers')} AutoencoderKL"
+    image, latent = fixture.randn(35, 1, 3, 48, 32, scale=0.5), fixture.randn(36, 1, 16, 6, 4)
+    with torch.no_grad():
+        moments = model.encode(image).latent_dist
+        fixture.save(
+            "flux_vae_encoder", "vae.py", source, settings, procedural=side(table, "encoder"), inputs={"image": image.float()}, outputs={"mean": moments.mean, "logvar": moments.logvar},
+            notes="mean and logvar are the halves of encoder.conv_out's output; logvar is clamped to [-30, 20]; no scaling factor and no shift",
+        )
+        fixture.save(
+            "flux_vae_decoder", "vae.py", source, settings, procedural=side(table, "decoder"), inputs={"latent": latent.float()}, outputs={"image": model.decode(latent).sample},
+            notes="the latent goes straight into decoder.conv_in: no scaling factor and no shift; the image is neither shifted nor clamped",
+        )
+
+
 def main():
+    flux()
     model, settings = build()
     table = fixture.fill(model)
     source = f"diffusers {fixture.version('diffusers')} AutoencoderKL"
