@@ -99,7 +99,10 @@ fn f8_code(v: f32, top: u8, decode: fn(u8) -> f32) -> Option<u8> {
 pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
     let whole = row > 0 && values.len().is_multiple_of(row);
     let Some(size) = dtype.bytes(values.len(), row).filter(|_| whole || values.is_empty()) else {
-        return Err(Error::shape(format!("{} values in rows of {row} are not whole blocks of {dtype}", values.len())));
+        return Err(Error::shape(format!(
+            "{} values in rows of {row} are not whole blocks of {dtype}",
+            values.len()
+        )));
     };
     if values.is_empty() {
         return Ok(Vec::new());
@@ -107,7 +110,11 @@ pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
     if dtype.is_quantised() {
         return quantise(dtype, values, row, size);
     }
-    fn each<const N: usize>(values: &[f32], size: usize, f: impl Fn(f32) -> Option<[u8; N]> + Sync) -> Option<Vec<u8>> {
+    fn each<const N: usize>(
+        values: &[f32],
+        size: usize,
+        f: impl Fn(f32) -> Option<[u8; N]> + Sync,
+    ) -> Option<Vec<u8>> {
         let mut out = vec![0u8; size];
         let done = values.par_chunks(TASK).zip(out.par_chunks_mut(TASK * N)).try_for_each(|(src, dst)| {
             let (elements, _) = dst.as_chunks_mut::<N>();
@@ -129,7 +136,9 @@ pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
             let h = f16::from_f32(v);
             (h.is_finite() || !v.is_finite()).then(|| h.to_le_bytes())
         }),
-        DType::F8E4M3 => each(values, size, |v| if v.is_nan() { Some([0x7f]) } else { f8_code(v, 0x7e, f8_e4m3).map(|b| [b]) }),
+        DType::F8E4M3 => {
+            each(values, size, |v| if v.is_nan() { Some([0x7f]) } else { f8_code(v, 0x7e, f8_e4m3).map(|b| [b]) })
+        }
         DType::F8E5M2 => each(values, size, |v| match v {
             _ if v.is_nan() => Some([0x7f]),
             _ if v.is_infinite() => Some([if v > 0.0 { 0x7c } else { 0xfc }]),
@@ -180,7 +189,9 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
         };
-        (0..n).map(|_| ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32).collect()
+        (0..n)
+            .map(|_| ((-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos()) as f32)
+            .collect()
     }
 
     #[test]

@@ -86,9 +86,12 @@ fn linear_in_every_type() {
                 1 => (r.pick(1..=70), r.pick(1..=40)),
                 b => (b * r.pick(1..=3), r.pick(1..=40)),
             };
-            let w = Checkpoint::default()
-                .random(&mut r, "a.weight", &[n, k], dtype)
-                .random(&mut r, "a.bias", &[n], DType::F32);
+            let w = Checkpoint::default().random(&mut r, "a.weight", &[n, k], dtype).random(
+                &mut r,
+                "a.bias",
+                &[n],
+                DType::F32,
+            );
             let mut dims = lead.clone();
             dims.push(k);
             let x = r.tensor(&dims);
@@ -104,9 +107,12 @@ fn linear_in_every_type() {
 #[test]
 fn wide_layers_hold_what_f16_does_not() {
     let mut r = Random::new(2);
-    let w = Checkpoint::default()
-        .random(&mut r, "a.weight", &[5, 8], DType::F16)
-        .random(&mut r, "c.weight", &[5, 3, 3, 3], DType::F16);
+    let w = Checkpoint::default().random(&mut r, "a.weight", &[5, 8], DType::F16).random(
+        &mut r,
+        "c.weight",
+        &[5, 3, 3, 3],
+        DType::F16,
+    );
     let x = Tensor::f32(&[2, 8], r.values(16).iter().map(|v| v * 1e6).collect()).unwrap();
     let y = Tensor::f32(&[1, 3, 4, 4], r.values(48).iter().map(|v| v * 1e6).collect()).unwrap();
     check("wide", DType::F32, w, &[("x", x), ("y", y)], |g, w| {
@@ -130,9 +136,12 @@ fn convolutions() {
             [2, 3, 2, 3, 3, 5, 5, 1, 2, 1],
             [1, 2, 2, 1, 1, 1, 1, 1, 3, 1],
         ] {
-            let weights = Checkpoint::default()
-                .random(&mut r, "a.weight", &[n, c, kh, kw], dtype)
-                .random(&mut r, "a.bias", &[n], DType::F32);
+            let weights = Checkpoint::default().random(&mut r, "a.weight", &[n, c, kh, kw], dtype).random(
+                &mut r,
+                "a.bias",
+                &[n],
+                DType::F32,
+            );
             let dims = [b, c, h, w];
             let x = r.tensor(&dims);
             let what = format!("conv {dtype} [{n}, {c}, {kh}, {kw}] of {dims:?} {stride} {padding} {dilation}");
@@ -241,9 +250,12 @@ fn norms() {
         });
     }
     for [b, c, h, wd, groups] in [[1, 6, 3, 5, 3], [2, 8, 4, 4, 8], [3, 4, 1, 7, 1]] {
-        let w = Checkpoint::default()
-            .random(&mut r, "a.weight", &[c], DType::F32)
-            .random(&mut r, "a.bias", &[c], DType::F32);
+        let w = Checkpoint::default().random(&mut r, "a.weight", &[c], DType::F32).random(
+            &mut r,
+            "a.bias",
+            &[c],
+            DType::F32,
+        );
         let dims = [b, c, h, wd];
         let x = r.tensor(&dims);
         check(&format!("group norm of {dims:?}"), DType::F32, w, &[("x", x)], |g, w| {
@@ -283,19 +295,26 @@ fn attention_with_masks() {
         let masks: &[&[usize]] = &[&[], &[tq, tk], &[b, 1, 1, tk], &[h, tq, 1], &[1, h, tq, tk], &[b, h, tq, tk]];
         for mask in masks {
             let inputs = [("q", r.tensor(&q)), ("k", r.tensor(&k)), ("v", r.tensor(&v)), ("m", r.tensor(mask))];
-            check(&format!("attention of {q:?} {k:?} {mask:?}"), DType::F32, Checkpoint::default(), &inputs, |g, _| {
-                let x = |n: &str, d: &[usize]| g.input(n, d, DType::F32).unwrap();
-                let (q, k, v) = (x("q", &q), x("k", &k), x("v", &v));
-                let mask = (!mask.is_empty()).then(|| x("m", mask));
-                let mut out = vec![g.attention(q, k, v, AttentionOptions { mask, ..Default::default() }).unwrap()];
-                if tq == tk {
-                    for scale in [Some(0.3), Some(-0.5), None] {
-                        let options = AttentionOptions { mask, causal: true, scale };
-                        out.push(g.attention(q, k, v, options).unwrap());
+            check(
+                &format!("attention of {q:?} {k:?} {mask:?}"),
+                DType::F32,
+                Checkpoint::default(),
+                &inputs,
+                |g, _| {
+                    let x = |n: &str, d: &[usize]| g.input(n, d, DType::F32).unwrap();
+                    let (q, k, v) = (x("q", &q), x("k", &k), x("v", &v));
+                    let mask = (!mask.is_empty()).then(|| x("m", mask));
+                    let mut out =
+                        vec![g.attention(q, k, v, AttentionOptions { mask, ..Default::default() }).unwrap()];
+                    if tq == tk {
+                        for scale in [Some(0.3), Some(-0.5), None] {
+                            let options = AttentionOptions { mask, causal: true, scale };
+                            out.push(g.attention(q, k, v, options).unwrap());
+                        }
                     }
-                }
-                out
-            });
+                    out
+                },
+            );
         }
     }
 }
@@ -351,7 +370,8 @@ fn timesteps() {
     let program = {
         let g = Graph::new();
         let x = g.input("t", &[4], DType::F32).unwrap();
-        g.finish(&[g.timestep_embedding(x, 34, 10000.0).unwrap(), g.timestep_embedding(x, 2, 500.5).unwrap()]).unwrap()
+        g.finish(&[g.timestep_embedding(x, 34, 10000.0).unwrap(), g.timestep_embedding(x, 2, 500.5).unwrap()])
+            .unwrap()
     };
     let source = Arc::new(Checkpoint::default());
     let want = reference::evaluate(&program, &*source, &[("t", &t)]);

@@ -98,9 +98,11 @@ fn cuts_do_not_change_a_bit() {
             let want = run(&mut whole, &program, &x).unwrap();
             assert_eq!(whole.lowered(), 1);
             let mut choices = vec![Cuts::All];
-            choices.extend((0..1 << (BLOCKS + 1)).step_by(3).map(|bits: usize| {
-                Cuts::At((0..=BLOCKS).filter(|i| bits >> i & 1 == 1).collect())
-            }));
+            choices.extend(
+                (0..1 << (BLOCKS + 1))
+                    .step_by(3)
+                    .map(|bits: usize| Cuts::At((0..=BLOCKS).filter(|i| bits >> i & 1 == 1).collect())),
+            );
             for cuts in choices {
                 let mut parts = Runner::new(device.clone(), source.clone(), options(cuts.clone())).unwrap();
                 let got = run(&mut parts, &program, &x).unwrap();
@@ -198,7 +200,10 @@ fn wrong_inputs_are_errors_and_the_runner_goes_on() {
     for device in devices() {
         let mut runner = Runner::new(device, source.clone(), options(Cuts::None)).unwrap();
         let mut try_ids = |name: &str, t: Tensor| {
-            runner.run(&program, &[(name, &t)], &CancelToken::new()).map(|v| v[0].values().len()).map_err(|e| e.to_string())
+            runner
+                .run(&program, &[(name, &t)], &CancelToken::new())
+                .map(|v| v[0].values().len())
+                .map_err(|e| e.to_string())
         };
         for bad in [[0, 4], [-1, 0], [i32::MAX, 0]] {
             let e = try_ids("ids", Tensor::i32(&[2], bad.to_vec()).unwrap()).unwrap_err();
@@ -343,7 +348,8 @@ fn types_are_converted_as_asked() {
     let x = inputs(&mut r, 5);
     let want = reference::evaluate(&program, &*source, &[("x", &x.0), ("t", &x.1)]);
     // Through all blocks, in multiples of what one product loses.
-    for (dtype, tolerance) in [(DType::F32, 5e-3), (DType::F16, 1e-2), (DType::BF16, 6e-2), (DType::Q8_0, 6e-2), (DType::Q4_0, 0.5)]
+    for (dtype, tolerance) in
+        [(DType::F32, 5e-3), (DType::F16, 1e-2), (DType::BF16, 6e-2), (DType::Q8_0, 6e-2), (DType::Q4_0, 0.5)]
     {
         for device in devices() {
             let options = RunnerOptions { types: TypePolicy::Convert(dtype), ..options(Cuts::None) };
@@ -392,7 +398,12 @@ fn large_attention_and_convolution_go_in_parts() {
     assert!(runner.measure(&whole).unwrap()[0].workspace < 2 * t * t * h * 4, "scores are not all there at once");
     // With a causal mask, the first row sees the first value only, and the last sees all.
     let causal = runner.run(&attend(0..t, true), &given, &cancel).unwrap();
-    assert!(distance(&causal[0].values()[..h * d], &v.values()[..h * d].iter().map(|&v| f64::from(v)).collect::<Vec<_>>()) < 1e-6);
+    assert!(
+        distance(
+            &causal[0].values()[..h * d],
+            &v.values()[..h * d].iter().map(|&v| f64::from(v)).collect::<Vec<_>>()
+        ) < 1e-6
+    );
     let last = (t - 1) * h * d;
     assert_eq!(causal[0].values()[last..], all[0].values()[last..]);
 
@@ -402,5 +413,8 @@ fn large_attention_and_convolution_go_in_parts() {
     let got = runner.run(&program, &[("x", &x)], &cancel).unwrap();
     let want = reference::evaluate(&program, &*source, &[("x", &x)]);
     assert!(distance(got[0].values(), &want[0].data) < 1e-5);
-    assert!(runner.measure(&program).unwrap()[0].workspace < 9 * 64 * 256 * 256 * 4, "patches are not all there at once");
+    assert!(
+        runner.measure(&program).unwrap()[0].workspace < 9 * 64 * 256 * 256 * 4,
+        "patches are not all there at once"
+    );
 }

@@ -59,7 +59,10 @@ impl Plan {
             let t = if t == DType::F16 && wide.contains(&v) { DType::F32 } else { t };
             if w.role() == Role::Matrix && !types::multiplies(t) {
                 let o = w.origin();
-                return Err(Error::unsupported(format!("{} is {t} ({}), which ggml cannot multiply with", o.name, o.file)));
+                return Err(Error::unsupported(format!(
+                    "{} is {t} ({}), which ggml cannot multiply with",
+                    o.name, o.file
+                )));
             }
             Ok(t)
         };

@@ -54,7 +54,12 @@ impl Runner {
     /// # Errors
     /// An input is missing or has another shape or type, an id is outside its table, a weight cannot be read, the
     /// device cannot allocate or compute, or `cancel` was cancelled. The message names segment and phase.
-    pub fn run(&mut self, program: &Program, inputs: &[(&str, &Tensor)], cancel: &CancelToken) -> Result<Vec<Tensor>> {
+    pub fn run(
+        &mut self,
+        program: &Program,
+        inputs: &[(&str, &Tensor)],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
         cancel.check()?;
         let at = self.plan(program)?;
         let given = bind(program, &self.plans[at], inputs)?;
@@ -71,7 +76,8 @@ impl Runner {
             let wanted: Vec<_> = stage.weights.iter().map(|(_, w, t)| (w, *t)).collect();
             let weights = store.ensure(&wanted).map_err(|e| phase(e, segment, "loading weights"))?;
             cancel.check()?;
-            let space = workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
+            let space =
+                workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
 
             let l = &mut stage.lowered;
             let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];

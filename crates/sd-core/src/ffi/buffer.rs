@@ -43,7 +43,10 @@ impl Buffer {
         let size = size.max(1);
         // SAFETY: buffer types live as long as the process.
         let (raw, alignment) = unsafe {
-            (sys::ggml_backend_buft_alloc_buffer(kind.as_ptr(), size), sys::ggml_backend_buft_get_alignment(kind.as_ptr()))
+            (
+                sys::ggml_backend_buft_alloc_buffer(kind.as_ptr(), size),
+                sys::ggml_backend_buft_get_alignment(kind.as_ptr()),
+            )
         };
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::device(format!("{} could not provide {:.1} MiB", dev.name(), size as f64 / 1048576.0))

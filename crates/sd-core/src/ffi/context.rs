@@ -61,7 +61,8 @@ const RUN: usize = 48;
 fn pool(bytes: usize) -> Result<NonNull<sys::ggml_context>> {
     let params = sys::ggml_init_params { mem_size: bytes, mem_buffer: std::ptr::null_mut(), no_alloc: true };
     // SAFETY: ggml allocates the pool itself.
-    NonNull::new(unsafe { sys::ggml_init(params) }).ok_or_else(|| Error::device("out of memory for graph descriptions"))
+    NonNull::new(unsafe { sys::ggml_init(params) })
+        .ok_or_else(|| Error::device("out of memory for graph descriptions"))
 }
 
 impl Context {

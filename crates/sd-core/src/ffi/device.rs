@@ -122,7 +122,9 @@ impl Dev {
     fn proc_address(self, name: &'static std::ffi::CStr) -> Option<NonNull<c_void>> {
         let reg = self.registry()?;
         // SAFETY: the registry is alive and the name is NUL-terminated.
-        NonNull::new(unsafe { sys::ggml_backend_reg_get_proc_address(reg.as_ptr(), name.as_ptr() as *const c_char) })
+        NonNull::new(unsafe {
+            sys::ggml_backend_reg_get_proc_address(reg.as_ptr(), name.as_ptr() as *const c_char)
+        })
     }
 }
 
@@ -169,7 +171,6 @@ impl Backend {
         Ok(Backend { raw, dev, set_abort })
     }
 
-
     /// Whether a running graph can be stopped between two operations.
     pub(crate) fn can_abort(&self) -> bool {
         self.set_abort.is_some()
@@ -200,10 +201,6 @@ impl Backend {
             }
             _ => Err(Error::device(format!("{} failed to compute", self.dev.name()))),
         }
-    }
-
-    pub(super) fn raw(&self) -> sys::ggml_backend_t {
-        self.raw.as_ptr()
     }
 }
 

@@ -329,7 +329,9 @@ impl Context {
         let (nk, nx, strides) = (self.ne(kernel)?, self.ne(x)?, self.nb(x)?);
         let fits = (0..2).all(|i| {
             let span = conv.dilation[i].saturating_mul(nk[i] - 1).saturating_add(1);
-            conv.stride[i] > 0 && conv.dilation[i] > 0 && conv.padding[i].saturating_mul(2).saturating_add(nx[i]) >= span
+            conv.stride[i] > 0
+                && conv.dilation[i] > 0
+                && conv.padding[i].saturating_mul(2).saturating_add(nx[i]) >= span
         });
         let dense_planes = strides[0] == 4 && strides[1] == 4 * nx[0];
         all(

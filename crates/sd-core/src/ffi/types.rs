@@ -18,9 +18,7 @@ pub(crate) fn facts(id: u32) -> Option<(String, i64, usize)> {
         return None;
     }
     // SAFETY: the id is below GGML_TYPE_COUNT, the length of ggml's table.
-    unsafe {
-        Some((text(sys::ggml_type_name(id)), sys::ggml_blck_size(id), sys::ggml_type_size(id)))
-    }
+    unsafe { Some((text(sys::ggml_type_name(id)), sys::ggml_blck_size(id), sys::ggml_type_size(id))) }
 }
 
 /// Whether the CPU can multiply a matrix stored as `dtype` with f32 values.

@@ -60,14 +60,14 @@ pub(crate) fn lower(
         }
         l.values.insert(v, id);
     }
-    let (writes, claimed) = l.own(segment)?;
+    let results = l.own(segment)?;
     let Lowering { ctx, constants, .. } = l;
-    let wanted: Vec<Id> = writes.iter().map(|w| w.1).collect();
-    let graph = ctx.graph(&wanted)?;
+    let graph = ctx.graph(&results)?;
+    let roots: Vec<Id> = results.into_iter().map(|id| ctx.root(id)).collect::<Result<_>>()?;
     let outside: HashSet<Id> =
-        leaves.iter().map(|l| l.1).chain(constants.iter().map(|c| c.0)).chain(claimed.iter().copied()).collect();
+        leaves.iter().map(|l| l.1).chain(constants.iter().map(|c| c.0)).chain(roots.iter().copied()).collect();
     let layout = workspace::plan(&ctx, &graph, dev, |id| !outside.contains(&id))?;
-    let writes = writes.into_iter().map(|(v, id)| Ok((v, ctx.root(id)?))).collect::<Result<_>>()?;
+    let writes = segment.writes.iter().copied().zip(roots).collect();
     Ok(Lowered { ctx, graph, leaves, constants, writes, layout })
 }
 
@@ -80,7 +80,10 @@ struct Lowering<'a> {
 
 impl Lowering<'_> {
     fn value(&self, v: Var) -> Result<Id> {
-        self.values.get(&v).copied().ok_or_else(|| Error::internal(format!("{} is not there", self.program.describe(v))))
+        self.values
+            .get(&v)
+            .copied()
+            .ok_or_else(|| Error::internal(format!("{} is not there", self.program.describe(v))))
     }
 
     fn dims(&self, v: Var) -> &[usize] {
@@ -89,7 +92,8 @@ impl Lowering<'_> {
 
     /// The operand at `i`, with its row-major sizes.
     fn operand(&self, node: &Node, i: usize) -> Result<(Id, Vec<usize>)> {
-        let v = *node.inputs.get(i).ok_or_else(|| Error::internal(format!("{} lacks operand {i}", node.op.name())))?;
+        let v =
+            *node.inputs.get(i).ok_or_else(|| Error::internal(format!("{} lacks operand {i}", node.op.name())))?;
         Ok((self.value(v)?, self.dims(v).to_vec()))
     }
 
@@ -99,23 +103,22 @@ impl Lowering<'_> {
         Ok(id)
     }
 
-    /// What the segment hands on, copied where a value shares memory with something else; and the roots.
-    fn own(&mut self, segment: &Segment) -> Result<(Vec<(Var, Id)>, HashSet<Id>)> {
-        let mut claimed = HashSet::new();
-        let foreign: HashSet<Id> =
+    /// [`Segment::writes`], copied where a value shares memory with something else.
+    fn own(&mut self, segment: &Segment) -> Result<Vec<Id>> {
+        let mut taken: HashSet<Id> =
             segment.leaves.iter().chain(&segment.reads).filter_map(|v| self.values.get(v).copied()).collect();
-        let mut writes = Vec::new();
+        let mut results = Vec::with_capacity(segment.writes.len());
         for &v in &segment.writes {
             let mut id = self.value(v)?;
             let root = self.ctx.root(id)?;
             let whole = self.ctx.bytes(root)? == self.ctx.bytes(id)?;
-            if foreign.contains(&root) || !whole || claimed.contains(&root) {
+            if taken.contains(&root) || !whole {
                 id = self.ctx.cont(id)?;
             }
-            claimed.insert(self.ctx.root(id)?);
-            writes.push((v, id));
+            taken.insert(self.ctx.root(id)?);
+            results.push(id);
         }
-        Ok((writes, claimed))
+        Ok(results)
     }
 
     fn node(&mut self, node: &Node) -> Result<Id> {
@@ -180,7 +183,9 @@ impl Lowering<'_> {
                 let y = self.ctx.pad(x, *columns, *rows)?;
                 self.ctx.reshape(y, flip(out))
             }
-            Op::UpsampleNearest { .. } => self.ctx.resize(x, node.shape.dim(3), node.shape.dim(2), Interpolation::Nearest),
+            Op::UpsampleNearest { .. } => {
+                self.ctx.resize(x, node.shape.dim(3), node.shape.dim(2), Interpolation::Nearest)
+            }
             Op::TimestepEmbedding { dim, max_period } => self.timesteps(x, dims[0], *dim, *max_period),
         }
     }

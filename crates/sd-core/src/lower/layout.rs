@@ -134,8 +134,8 @@ fn shuffle(ctx: &mut Context, x: Id, sizes: &[usize], order: &[usize]) -> Result
     // One axis after the other is pulled to the front of those not yet placed: a swap of two runs of axes.
     let mut now: Vec<usize> = (0..rank).collect();
     let mut x = x;
-    for i in 0..rank {
-        let Some(j) = now.iter().position(|&a| a == order[i]).filter(|&j| j != i) else { continue };
+    for (i, &wanted) in order.iter().enumerate() {
+        let Some(j) = now.iter().position(|&a| a == wanted).filter(|&j| j != i) else { continue };
         let size = |r: std::ops::Range<usize>| now[r].iter().map(|&a| sizes[a]).product::<usize>();
         let (pre, skipped, axis, post) = (size(0..i), size(i..j), size(j..j + 1), size(j + 1..rank));
         x = ctx.reshape(x, [post, axis, skipped, pre])?;

@@ -6,4 +6,3 @@ mod workspace;
 
 pub(crate) use ggml::{Lowered, lower};
 pub(crate) use layout::ne;
-

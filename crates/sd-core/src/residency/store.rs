@@ -60,7 +60,9 @@ impl Store {
         let mut uploads: Vec<Upload> = Vec::new();
         for &(weight, dtype) in wanted {
             let key = (weight.name().to_string(), dtype);
-            if self.resident.contains_key(&key) || uploads.iter().any(|u| u.weight.name() == key.0 && u.dtype == dtype) {
+            if self.resident.contains_key(&key)
+                || uploads.iter().any(|u| u.weight.name() == key.0 && u.dtype == dtype)
+            {
                 continue;
             }
             let bytes = self.fetch(weight)?;

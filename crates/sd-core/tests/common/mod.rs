@@ -2,44 +2,43 @@
 //! out naively in f64.
 #![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
-pub mod reference;
+pub(crate) mod reference;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use sd_core::{
-    Bytes, DType, Device, Error, Origin, Result, Scope, Shape, Tensor, TensorMeta, WeightSource,
-    convert::from_f32,
+    Bytes, DType, Device, Error, Origin, Result, Scope, Shape, Tensor, TensorMeta, WeightSource, convert::from_f32,
 };
 
 /// A linear congruential generator (Knuth's MMIX constants).
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Random {
+    pub(crate) fn new(seed: u64) -> Random {
         let mut r = Random(seed.wrapping_mul(0x9e3779b97f4a7c15) ^ 0xa5a5a5a5);
         r.uniform();
         r
     }
 
-    pub fn uniform(&mut self) -> f64 {
+    pub(crate) fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((self.0 >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
     /// A whole number in `range`.
-    pub fn pick(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
+    pub(crate) fn pick(&mut self, range: std::ops::RangeInclusive<usize>) -> usize {
         let (lo, hi) = (*range.start(), *range.end());
         lo + (self.uniform() * (hi - lo + 1) as f64) as usize
     }
 
-    pub fn values(&mut self, n: usize) -> Vec<f32> {
+    pub(crate) fn values(&mut self, n: usize) -> Vec<f32> {
         (0..n)
             .map(|_| ((-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()) as f32)
             .collect()
     }
 
-    pub fn tensor(&mut self, dims: &[usize]) -> Tensor {
+    pub(crate) fn tensor(&mut self, dims: &[usize]) -> Tensor {
         let n = dims.iter().product();
         Tensor::f32(dims, self.values(n)).unwrap()
     }
@@ -47,13 +46,13 @@ impl Random {
 
 /// A checkpoint in memory.
 #[derive(Default)]
-pub struct Checkpoint {
+pub(crate) struct Checkpoint {
     tensors: BTreeMap<String, (Vec<usize>, DType, Bytes)>,
 }
 
 impl Checkpoint {
     /// Adds random values stored as `dtype`, scaled to keep products near one.
-    pub fn random(mut self, r: &mut Random, name: &str, dims: &[usize], dtype: DType) -> Self {
+    pub(crate) fn random(mut self, r: &mut Random, name: &str, dims: &[usize], dtype: DType) -> Self {
         let fan_in: usize = dims.iter().skip(1).product::<usize>().max(1);
         let mut values = r.values(dims.iter().product());
         if dims.len() > 1 {
@@ -65,12 +64,12 @@ impl Checkpoint {
         self
     }
 
-    pub fn stored(mut self, name: &str, dims: &[usize], dtype: DType, bytes: Bytes) -> Self {
+    pub(crate) fn stored(mut self, name: &str, dims: &[usize], dtype: DType, bytes: Bytes) -> Self {
         self.tensors.insert(name.into(), (dims.to_vec(), dtype, bytes));
         self
     }
 
-    pub fn scope(self) -> Scope {
+    pub(crate) fn scope(self) -> Scope {
         Scope::root(Arc::new(self))
     }
 }
@@ -95,12 +94,12 @@ impl WeightSource for Checkpoint {
 }
 
 /// The processor, and a server of it on loopback, which ggml treats as a GPU.
-pub fn devices() -> Vec<Arc<Device>> {
+pub(crate) fn devices() -> Vec<Arc<Device>> {
     vec![Device::cpu().unwrap(), rpc()]
 }
 
 /// The remote device, served by a thread of this process.
-pub fn rpc() -> Arc<Device> {
+pub(crate) fn rpc() -> Arc<Device> {
     static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
     DEVICE
         .get_or_init(|| {
@@ -120,9 +119,10 @@ pub fn rpc() -> Arc<Device> {
 }
 
 /// The largest difference over the largest wanted magnitude.
-pub fn distance(got: &[f32], want: &[f64]) -> f64 {
+pub(crate) fn distance(got: &[f32], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let scale = want.iter().fold(1e-6f64, |m, v| m.max(v.abs()));
-    let differences = got.iter().zip(want).map(|(&g, &w)| if f64::from(g) == w { 0.0 } else { (f64::from(g) - w).abs() });
+    let differences =
+        got.iter().zip(want).map(|(&g, &w)| if f64::from(g) == w { 0.0 } else { (f64::from(g) - w).abs() });
     differences.fold(0.0, |m, d| if d.is_nan() { f64::INFINITY } else { m.max(d) }) / scale
 }

@@ -8,9 +8,9 @@ use sd_core::{Data, Tensor, WeightSource};
 
 /// Row-major values.
 #[derive(Clone)]
-pub struct Values {
-    pub dims: Vec<usize>,
-    pub data: Vec<f64>,
+pub(crate) struct Values {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) data: Vec<f64>,
 }
 
 impl Values {
@@ -44,7 +44,7 @@ impl Values {
 }
 
 /// The values of all outputs of `program`.
-pub fn evaluate(program: &Program, source: &dyn WeightSource, inputs: &[(&str, &Tensor)]) -> Vec<Values> {
+pub(crate) fn evaluate(program: &Program, source: &dyn WeightSource, inputs: &[(&str, &Tensor)]) -> Vec<Values> {
     let mut all: HashMap<Var, Values> = HashMap::new();
     for (v, node) in program.iter() {
         let dims = node.shape.dims();
@@ -137,11 +137,13 @@ fn compute(op: &Op, x: &[&Values], dims: &[usize]) -> Values {
             Values::new(dims, |at| {
                 let mut sum = x.get(2).map_or(0.0, |b| b.data[at[1]]);
                 for ci in 0..c {
+                    let (plane, kernel) = ((at[0] * c + ci) * h * w, (at[1] * c + ci) * kh * kw);
                     for i in 0..kh {
                         for j in 0..kw {
                             let (r, s) = (at[2] * stride + i * dilation, at[3] * stride + j * dilation);
                             if r >= *padding && r - padding < h && s >= *padding && s - padding < w {
-                                sum += a.get(&[at[0], ci, r - padding, s - padding]) * x[1].get(&[at[1], ci, i, j]);
+                                let pixel = a.data[plane + (r - padding) * w + s - padding];
+                                sum += pixel * x[1].data[kernel + i * kw + j];
                             }
                         }
                     }
