@@ -115,10 +115,10 @@ fn is_sd2(file: &dyn WeightSource, names: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Shapes;
+    use crate::testing::Tensors;
 
     fn kind(list: &[(&str, &[usize])]) -> Kind {
-        detect(&Shapes::new(list))
+        detect(&Tensors::shapes(list))
     }
 
     const D: &str = "model.diffusion_model.";

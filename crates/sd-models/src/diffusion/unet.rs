@@ -219,3 +219,114 @@ fn feed_forward(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
     g.label(y, w.path());
     Ok(y)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::component::Component;
+    use crate::names::Part;
+    use crate::testing::{Case, Fixture, check, check_cuts};
+
+    const HEADS: Heads = Heads::Count(8);
+
+    /// A block's weights are put where a network has such a block, so that its names are translated as there.
+    fn check_block(name: &str, place: &str, build: &dyn Fn(&Graph, &Scope, &[Var]) -> Result<Var>) {
+        let fixture = format!("unet_block_{name}");
+        let weights = Fixture::open(&fixture).weights(|n| format!("{place}.{n}")).shared();
+        let source = match Component::split(&weights, Some(Part::Diffusion)).as_slice() {
+            [part] if place.starts_with("down_blocks") => part.source(),
+            _ => weights,
+        };
+        let prefix = if place.starts_with("down_blocks") { "input_blocks.1.0." } else { "x.0." };
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| Ok(vec![("y", build(g, w, inputs)?)]);
+        check(&Case { fixture: &fixture, source, prefix, build: &build });
+    }
+
+    #[test]
+    fn residual_blocks_agree_with_diffusers() {
+        // Inputs come in the order of their names: time, x.
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
+            resnet(g, &w.sub("input_blocks.1.0"), inputs[1], g.silu(inputs[0])?)
+        };
+        check_block("resnet", "down_blocks.0.resnets.0", &build);
+        check_block("resnet_same", "down_blocks.0.resnets.0", &build);
+    }
+
+    #[test]
+    fn transformers_agree_with_diffusers() {
+        let build =
+            |g: &Graph, w: &Scope, inputs: &[Var]| transformer(g, &w.sub("x.0"), HEADS, inputs[1], inputs[0]);
+        check_block("transformer", "x.0", &build);
+    }
+
+    #[test]
+    fn resampling_agrees_with_diffusers() {
+        let cfg = Config {
+            in_channels: 4,
+            out_channels: 4,
+            channels: 32,
+            context: 64,
+            blocks: [1, 1],
+            halvings: 1,
+            heads: HEADS,
+        };
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
+            let cond = Cond { time: inputs[0], context: inputs[0] };
+            block(g, &w.sub("x"), &cfg, inputs[0], &cond)
+        };
+        check_block("upsample", "x.0", &build);
+        let down = Fixture::open("unet_block_downsample").weights(|n| format!("x.0.{}", n.replace("conv", "op")));
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| Ok(vec![("y", build(g, w, inputs)?)]);
+        let case = Case { fixture: "unet_block_downsample", source: down.shared(), prefix: "", build: &build };
+        check(&case);
+    }
+
+    fn whole(fixture: &str, run: fn(&Case)) {
+        let weights = Fixture::open(fixture).weights(str::to_owned).shared();
+        let [part] = Component::split(&weights, Some(Part::Diffusion)).try_into().ok().unwrap();
+        let network = |g: &Graph, w: &Scope, inputs: &[Var]| {
+            let cfg = Config::detect(w, HEADS)?;
+            let [context, sample, timestep] = *inputs else { panic!("{inputs:?}") };
+            Ok(vec![("sample", build(g, w, &cfg, sample, timestep, context)?)])
+        };
+        run(&Case { fixture, source: part.source(), prefix: "", build: &network });
+        assert_eq!(part.scope().source().names().len(), part.tensors());
+    }
+
+    #[test]
+    fn the_network_agrees_with_diffusers() {
+        whole("unet_sd1", check);
+        whole("unet_sd1_batch", check);
+        whole("unet_sd1_odd", check);
+    }
+
+    #[test]
+    fn cuts_change_nothing() {
+        whole("unet_sd1_odd", check_cuts);
+    }
+
+    #[test]
+    fn sizes_are_read_off_the_weights() {
+        let weights = Fixture::open("unet_sd1").weights(str::to_owned).shared();
+        let [part] = Component::split(&weights, Some(Part::Diffusion)).try_into().ok().unwrap();
+        let w = part.scope();
+        let cfg = Config::detect(w, HEADS).unwrap();
+        let want = Config {
+            in_channels: 4,
+            out_channels: 4,
+            channels: 32,
+            context: 64,
+            blocks: [12, 12],
+            halvings: 3,
+            heads: HEADS,
+        };
+        assert_eq!(cfg, want);
+        let g = Graph::new();
+        let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
+        let (t, c) = (input("t", &[1]), input("c", &[1, 77, 64]));
+        let e = build(&g, w, &cfg, input("x", &[1, 4, 12, 16]), t, c).unwrap_err().to_string();
+        assert_eq!(e, "latent 12x16: both must be multiples of 8");
+        build(&g, w, &cfg, input("y", &[1, 4, 8, 16]), t, c).unwrap();
+        assert_eq!(w.unused(), Vec::<String>::new());
+    }
+}

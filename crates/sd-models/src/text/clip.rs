@@ -113,3 +113,47 @@ fn mlp(g: &Graph, w: &Scope, cfg: &Config, x: Var) -> Result<Var> {
     g.label(y, w.path());
     Ok(y)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::component::Component;
+    use crate::names::Part;
+    use crate::testing::{Case, Fixture, check, check_cuts};
+
+    fn case(fixture: &str, run: fn(&Case)) {
+        let weights = Fixture::open(fixture).weights(str::to_owned);
+        let [part] = Component::split(&weights.shared(), Some(Part::Text)).try_into().ok().unwrap();
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
+            let cfg = Config::detect(w, Activation::QuickGelu)?;
+            let last = build(g, w, &cfg, inputs[0], 1)?;
+            Ok(vec![("last_hidden_state", last), ("clip_skip_2", build(g, w, &cfg, inputs[0], 2)?)])
+        };
+        run(&Case { fixture, source: part.source(), prefix: "", build: &build });
+    }
+
+    #[test]
+    fn states_agree_with_transformers() {
+        case("clip_text", check);
+        case("clip_text_2heads", check);
+    }
+
+    #[test]
+    fn cuts_change_nothing() {
+        case("clip_text_2heads", check_cuts);
+    }
+
+    #[test]
+    fn layers_cannot_all_be_skipped() {
+        let weights = Fixture::open("clip_text").weights(str::to_owned);
+        let w = Scope::root(weights.shared());
+        let cfg = Config::detect(&w, Activation::QuickGelu).unwrap();
+        assert_eq!((cfg.width, cfg.layers, cfg.vocabulary, cfg.positions), (64, 3, 1000, 77));
+        let g = Graph::new();
+        let ids = g.input("ids", &[1, 77], sd_core::DType::I32).unwrap();
+        for skip in [0, 4, usize::MAX] {
+            let e = build(&g, &w, &cfg, ids, skip).unwrap_err();
+            assert!(e.is_request() && e.to_string().contains("has 3 layers"), "{e}");
+        }
+    }
+}

@@ -140,3 +140,55 @@ fn attend(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
     g.label(x, w.path());
     Ok(x)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::component::Component;
+    use crate::names::Part;
+    use crate::testing::{Case, Fixture, check, check_cuts};
+
+    fn case(fixture: &str, run: fn(&Case)) {
+        let weights = Fixture::open(fixture).weights(str::to_owned).shared();
+        let [part] = Component::split(&weights, Some(Part::Autoencoder)).try_into().ok().unwrap();
+        let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
+            if w.contains("decoder") {
+                return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0])?)]);
+            }
+            let moments = encode(g, w, &Config { latent: 4, levels: 4 }, inputs[0])?;
+            Ok(vec![("mean", g.slice(moments, 1, 0, 4)?), ("logvar", g.slice(moments, 1, 4, 4)?)])
+        };
+        run(&Case { fixture, source: part.source(), prefix: "", build: &build });
+    }
+
+    #[test]
+    fn decoding_agrees_with_diffusers() {
+        case("vae_decoder", check);
+        case("vae_decoder_large", check);
+    }
+
+    #[test]
+    fn encoding_agrees_with_diffusers() {
+        case("vae_encoder", check);
+        case("vae_encoder_large", check);
+    }
+
+    #[test]
+    fn cuts_change_nothing() {
+        case("vae_decoder", check_cuts);
+        case("vae_encoder", check_cuts);
+    }
+
+    #[test]
+    fn sizes_are_read_off_the_weights() {
+        let weights = Fixture::open("vae_decoder").weights(str::to_owned).shared();
+        let [part] = Component::split(&weights, Some(Part::Autoencoder)).try_into().ok().unwrap();
+        let cfg = Config::detect(part.scope()).unwrap();
+        assert_eq!((cfg.latent, cfg.levels, cfg.compression()), (4, 4, 8));
+        let g = Graph::new();
+        let latent = g.input("latent", &[1, 4, 1, 2], sd_core::DType::F32).unwrap();
+        let image = decode(&g, part.scope(), &cfg, latent).unwrap();
+        assert_eq!(g.shape(image).dims(), [1, 3, 8, 16]);
+        assert_eq!(part.scope().unused(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,171 @@
+//! Comparison of a graph with a fixture, on every device and with every type of weights.
+
+use std::net::TcpListener;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use sd_core::device::{add_rpc_server, serve_rpc};
+use sd_core::exec::Runner;
+use sd_core::{
+    CancelToken, Cuts, DType, Device, Graph, Program, Result, RunnerOptions, Scope, Tensor, TypePolicy, Var,
+    WeightSource,
+};
+
+use super::Fixture;
+
+/// How far a value may be from the reference. `error` is the root of the mean squared difference over that of the
+/// reference; an outlier differs by more than `outlier` times the latter.
+struct Tolerance {
+    weights: DType,
+    error: f64,
+    outlier: f64,
+}
+
+/// The reference computes in f64. Rounding of weights dominates except in f32.
+const TOLERANCES: &[Tolerance] = &[
+    Tolerance { weights: DType::F32, error: 1e-5, outlier: 5e-5 },
+    Tolerance { weights: DType::F16, error: 3e-3, outlier: 3e-2 },
+    Tolerance { weights: DType::Q8_0, error: 4e-2, outlier: 3e-1 },
+];
+
+/// A graph and what it should compute.
+pub(crate) struct Case<'a> {
+    pub(crate) fixture: &'a str,
+    /// Weights under the names that `build` uses.
+    pub(crate) source: Arc<dyn WeightSource>,
+    /// What stands before the names of taps in the graph.
+    pub(crate) prefix: &'a str,
+    /// Gets the inputs of the fixture in the order of their names; returns the outputs that are compared, by name.
+    pub(crate) build: &'a dyn Fn(&Graph, &Scope, &[Var]) -> Result<Vec<(&'static str, Var)>>,
+}
+
+/// Runs the graph on each device with each type of weights and compares taps, in the order they are computed, and
+/// outputs with the fixture.
+pub(crate) fn check(case: &Case) {
+    let fixture = Fixture::open(case.fixture);
+    let (graph, outputs, inputs) = built(case, &fixture);
+    let mut points: Vec<(String, Var)> = Vec::new();
+    for tap in fixture.names("tap") {
+        let label = format!("{}{tap}", case.prefix);
+        let v = graph.find(&label).unwrap_or_else(|| panic!("{}: nothing is labelled {label}", case.fixture));
+        points.push((format!("tap.{tap}"), v));
+    }
+    points.extend(outputs.iter().map(|(n, v)| (format!("output.{n}"), *v)));
+    points.sort_by_key(|p| p.1);
+    let program = graph.finish(&points.iter().map(|p| p.1).collect::<Vec<_>>()).unwrap();
+
+    for device in devices() {
+        for t in TOLERANCES {
+            let got = run(&mut runner(case, &device, t.weights), &program, &inputs);
+            for ((name, _), got) in points.iter().zip(&got) {
+                compare(case.fixture, &device, t, name, got, &fixture.tensor(name));
+            }
+        }
+    }
+}
+
+/// Runs the graph whole, at each cut and at all cuts: the results must not differ in a bit.
+pub(crate) fn check_cuts(case: &Case) {
+    let (graph, outputs, inputs) = built(case, &Fixture::open(case.fixture));
+    let program = graph.finish(&outputs.iter().map(|o| o.1).collect::<Vec<_>>()).unwrap();
+    let count = program.cuts().len();
+    assert!(count > 1, "{} has {count} cuts", case.fixture);
+    for device in devices() {
+        let mut runner = runner(case, &device, DType::F32);
+        let whole = run(&mut runner, &program, &inputs);
+        for cuts in (0..count).map(|i| Cuts::At(vec![i])).chain([Cuts::All]) {
+            runner.set_cuts(cuts.clone());
+            let same = run(&mut runner, &program, &inputs).iter().zip(&whole).all(|(a, b)| bits(a) == bits(b));
+            assert!(same, "{} on {device}: {cuts:?} of {count} changes the result", case.fixture);
+        }
+    }
+}
+
+fn bits(t: &Tensor) -> Vec<u32> {
+    t.values().iter().map(|v| v.to_bits()).collect()
+}
+
+type Built = (Graph, Vec<(&'static str, Var)>, Vec<(String, Tensor)>);
+
+fn built(case: &Case, fixture: &Fixture) -> Built {
+    let graph = Graph::new();
+    let mut inputs: Vec<(String, Tensor)> =
+        fixture.names("input").into_iter().map(|n| (n.clone(), fixture.tensor(&format!("input.{n}")))).collect();
+    inputs.sort_by(|a, b| a.0.cmp(&b.0));
+    let vars: Vec<Var> = inputs.iter().map(|(n, t)| graph.input(n, t.dims(), t.dtype()).unwrap()).collect();
+    let outputs = (case.build)(&graph, &Scope::root(case.source.clone()), &vars).unwrap();
+    (graph, outputs, inputs)
+}
+
+/// With one thread: threads of ggml wait for each other busily, which costs much on a busy machine.
+fn runner(case: &Case, device: &Arc<Device>, weights: DType) -> Runner {
+    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(weights), cuts: Cuts::None };
+    Runner::new(device.clone(), case.source.clone(), options).unwrap()
+}
+
+fn run(runner: &mut Runner, program: &Program, inputs: &[(String, Tensor)]) -> Vec<Tensor> {
+    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (n.as_str(), t)).collect();
+    runner.run(program, &inputs, &CancelToken::default()).unwrap()
+}
+
+fn compare(fixture: &str, device: &Device, t: &Tolerance, name: &str, got: &Tensor, want: &Tensor) {
+    let got =
+        like(got, want).unwrap_or_else(|| panic!("{fixture}: {name} is {}, want {}", got.shape(), want.shape()));
+    let want = want.values();
+    let squares = |v: &mut dyn Iterator<Item = f64>| (v.map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
+    let size = squares(&mut want.iter().map(|&x| f64::from(x)));
+    let off = |i: usize| (f64::from(got[i]) - f64::from(want[i])).abs();
+    let error = squares(&mut (0..want.len()).map(off)) / size;
+    let outliers = (0..want.len()).filter(|&i| !(off(i) <= t.outlier * size)).count();
+    let worst = (0..want.len()).max_by(|&a, &b| off(a).total_cmp(&off(b))).unwrap();
+    assert!(
+        error <= t.error && outliers == 0,
+        "{fixture} on {device} with {} weights departs first at {name}: error {error:.2e}, at most {:.0e}; \
+         {outliers} of {} are outliers; at {worst} got {}, want {}",
+        t.weights,
+        t.error,
+        want.len(),
+        got[worst],
+        want[worst],
+    );
+}
+
+/// The values in the order of `want`: tokens `[b, h w, c]` may stand for an image `[b, c, h, w]`.
+fn like(got: &Tensor, want: &Tensor) -> Option<Vec<f32>> {
+    if got.shape() == want.shape() {
+        return Some(got.values().to_vec());
+    }
+    let ([b, t, c], [wb, wc, h, w]) = (got.shape().array()?, want.shape().array()?);
+    if (b, t, c) != (wb, h * w, wc) {
+        return None;
+    }
+    let v = got.values();
+    Some(
+        (0..b)
+            .flat_map(|b| (0..c).flat_map(move |c| (0..t).map(move |i| v[(b * t + i) * c_of(want) + c])))
+            .collect(),
+    )
+}
+
+fn c_of(image: &Tensor) -> usize {
+    image.shape().dim(1)
+}
+
+/// The processor, and the same processor behind a loopback RPC server, which ggml treats as a GPU.
+fn devices() -> Vec<Arc<Device>> {
+    static REMOTE: OnceLock<Arc<Device>> = OnceLock::new();
+    let remote = REMOTE.get_or_init(|| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let endpoint = free.to_string();
+        let serving = endpoint.clone();
+        std::thread::spawn(move || serve_rpc(&serving, 1).unwrap());
+        for _ in 0..100 {
+            if let Ok(devices) = add_rpc_server(&endpoint) {
+                return devices[0].clone();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("no RPC server at {endpoint}");
+    });
+    vec![Device::cpu().unwrap(), remote.clone()]
+}

@@ -1,0 +1,7 @@
+//! What the tests of this crate share: fixtures of `oracle/`, and one way to compare a graph with them.
+
+mod check;
+mod fixture;
+
+pub(crate) use check::{Case, check, check_cuts};
+pub(crate) use fixture::{Fixture, Tensors};
