@@ -1,5 +1,7 @@
 //! A prefix tree over bytes.
 
+type Entry<'a> = (&'a [u8], u32);
+
 /// Strings that are found at the start of other strings. A node's children are neighbours, sorted by their byte.
 pub(super) struct Trie {
     nodes: Vec<Node>,
@@ -16,12 +18,12 @@ struct Node {
 impl Trie {
     /// The tree of `entries`. Of equal keys the last one counts; empty keys are never found.
     pub(super) fn new<'a>(entries: impl IntoIterator<Item = (&'a str, u32)>) -> Trie {
-        let mut sorted: Vec<(&[u8], u32)> = entries.into_iter().map(|(k, v)| (k.as_bytes(), v)).collect();
+        let mut sorted: Vec<Entry> = entries.into_iter().map(|(k, v)| (k.as_bytes(), v)).collect();
         // The sort is stable, so that the last of equal keys stays last.
         sorted.sort_by_key(|&(k, _)| k);
         let mut nodes = vec![Node { byte: 0, value: None, first: 0, children: 0 }];
         // Nodes by level, each with the entries below it.
-        let mut level: Vec<(usize, &[(&[u8], u32)])> = vec![(0, &sorted)];
+        let mut level: Vec<(usize, &[Entry])> = vec![(0, &sorted)];
         let mut depth = 0;
         while !level.is_empty() {
             let mut next = Vec::new();
