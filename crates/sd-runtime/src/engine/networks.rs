@@ -141,7 +141,7 @@ impl Networks for Loaded {
             let (most, each) = (MAX_WINDOWS * self.model.info().window, self.model.info().window);
             return Err(Error::request(format!("prompt: more than {most} tokens, in windows of {each}")));
         }
-        let program = self.model.text_program(windows.len(), clip_skip as usize)?;
+        let program = self.model.text_program(windows.len(), clip_skip as usize).map_err(|e| e.context("clip_skip"))?;
         let ids: Vec<i32> = windows.iter().flat_map(|w| w.ids.iter().copied()).collect();
         let ids = Tensor::i32(&[windows.len(), ids.len() / windows.len().max(1)], ids)?;
         let states = only(self.text.run(&program, &[("ids", &ids)], cancel)?)?;
