@@ -43,6 +43,13 @@ def unpack(tokens, height, width):
     return FluxPipeline._unpack_latents(tokens, 8 * height, 8 * width, 8)
 
 
+def fill_tokens(mask, masked):
+    """Tokens of Fill's mask [1, 1, H, W] and of its masked latent, which is scaled already."""
+    neutral = types.SimpleNamespace(shift_factor=0.0, scaling_factor=1.0)
+    pipeline = types.SimpleNamespace(vae_scale_factor=8, vae=types.SimpleNamespace(config=neutral), _pack_latents=FluxPipeline._pack_latents)
+    return FluxFillPipeline.prepare_mask_latents(pipeline, mask, masked, 1, 16, 1, *mask.shape[2:], torch.float64, "cpu", None)
+
+
 def image_ids(height, width, index=0, top=0, left=0):
     """Position ids of a latent of `height` x `width`."""
     ids = FluxPipeline._prepare_latent_image_ids(1, height // 2, width // 2, "cpu", torch.float64)
@@ -175,8 +182,7 @@ def variants():
     model, table = build(settings)
     masked = fixture.randn(224, 1, 16, HEIGHT, WIDTH)
     mask = (fixture.randn(225, 1, 1, 8 * HEIGHT, 8 * WIDTH) > 0.3).double()
-    pipeline = types.SimpleNamespace(vae_scale_factor=8, vae=types.SimpleNamespace(config=types.SimpleNamespace(shift_factor=0.0, scaling_factor=1.0)), _pack_latents=FluxPipeline._pack_latents)
-    mask_tokens, masked_tokens = FluxFillPipeline.prepare_mask_latents(pipeline, mask, masked, 1, 16, 1, 8 * HEIGHT, 8 * WIDTH, torch.float64, "cpu", None)
+    mask_tokens, masked_tokens = fill_tokens(mask, masked)
     img = torch.cat([pack(latent), masked_tokens, mask_tokens], dim=2)
     y = forward(model, img, image_ids(HEIGHT, WIDTH), text, pooled, 0.75, 30.0)
     save(
