@@ -513,3 +513,6 @@ fn distance(a: &str, b: &str) -> usize {
     }
     row.last().copied().unwrap_or(a.len())
 }
+
+#[cfg(test)]
+mod tests;

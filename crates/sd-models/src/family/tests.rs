@@ -1,0 +1,293 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sd_core::exec::Runner;
+use sd_core::{CancelToken, DType, Device, RunnerOptions, Shape};
+use sd_io::{TensorSpec, write_gguf, write_safetensors};
+
+use super::*;
+use crate::testing::Fixture;
+
+/// A folder that goes when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("sd-models-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Names and shapes of a tiny SD 1.x.
+type Shapes = BTreeMap<String, Vec<usize>>;
+
+/// `[diffusers, single file]`, as the oracle lists them.
+fn tiny() -> [Shapes; 2] {
+    let names: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../oracle/fixtures/sd1_names.json")).unwrap();
+    let rows = names["names"].as_array().unwrap();
+    [0, 2].map(|i| {
+        let dims = |v: &serde_json::Value| serde_json::from_value(v.clone()).unwrap();
+        rows.iter().map(|r| (r[i].as_str().unwrap().to_owned(), dims(&r[i + 1]))).collect()
+    })
+}
+
+fn single() -> Shapes {
+    tiny().into_iter().nth(1).unwrap()
+}
+
+/// Those that start with `prefix`, which is replaced.
+fn below(shapes: &Shapes, prefix: &str, by: &str) -> Shapes {
+    shapes.iter().filter_map(|(n, s)| Some((format!("{by}{}", n.strip_prefix(prefix)?), s.clone()))).collect()
+}
+
+fn specs(shapes: &Shapes) -> Vec<TensorSpec> {
+    let spec = |(n, s): (&String, &Vec<usize>)| TensorSpec {
+        name: n.clone(),
+        dtype: DType::F16,
+        shape: Shape::new(s).unwrap(),
+    };
+    shapes.iter().map(spec).collect()
+}
+
+fn zeros(spec: &TensorSpec) -> Result<Vec<u8>> {
+    Ok(vec![0; spec.bytes()? as usize])
+}
+
+fn write(path: &Path, metadata: &[(&str, &str)], shapes: &Shapes) -> Arc<Checkpoint> {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    match path.extension().and_then(|e| e.to_str()) {
+        Some("gguf") => write_gguf(path, &[], &specs(shapes), zeros).unwrap(),
+        _ => write_safetensors(path, metadata, &specs(shapes), zeros).unwrap(),
+    }
+    Arc::new(Checkpoint::open(path).unwrap())
+}
+
+fn open(shapes: &Shapes) -> Result<Model> {
+    open_with(&[], shapes)
+}
+
+fn open_with(metadata: &[(&str, &str)], shapes: &Shapes) -> Result<Model> {
+    let folder = Folder::new();
+    let file = write(&folder.join("m.safetensors"), metadata, shapes);
+    Model::open(&Files { model: Some(file), ..Files::default() })
+}
+
+fn error(shapes: &Shapes) -> String {
+    let result = open(shapes).and_then(|m| m.dry_run());
+    result.unwrap_err().to_string()
+}
+
+fn signatures(m: &Model) -> Vec<u128> {
+    let programs = [
+        m.text_program(2, 1),
+        m.diffusion_program(2, 8, 16, 154),
+        m.decode_program(1, 8, 16),
+        m.encode_program(1, 64, 32),
+    ];
+    programs.into_iter().map(|p| p.unwrap().signature()).collect()
+}
+
+#[test]
+fn every_naming_gives_the_same_graphs() {
+    let [diffusers, original] = tiny();
+    let dir = Folder::new();
+    let whole = Model::open(&Files {
+        model: Some(write(&dir.join("whole.safetensors"), &[], &original)),
+        ..Files::default()
+    })
+    .unwrap();
+    let report = whole.dry_run().unwrap();
+    assert_eq!(report.unused, []);
+    assert_eq!(report.parts.iter().map(|p| p.tensors).sum::<usize>(), original.len());
+    let elements: usize = original.values().map(|s| s.iter().product::<usize>()).sum();
+    assert_eq!(report.parts.iter().map(|p| p.parameters).sum::<u64>(), elements as u64);
+    assert_eq!(report.parts.iter().map(|p| p.bytes).sum::<u64>(), 2 * elements as u64);
+
+    for (component, file) in
+        [("unet", "diffusion_pytorch_model"), ("vae", "diffusion_pytorch_model"), ("text_encoder", "model")]
+    {
+        let path = dir.join(&format!("folder/{component}/{file}.safetensors"));
+        write(&path, &[], &below(&diffusers, &format!("{component}."), ""));
+    }
+    let folder = Arc::new(Checkpoint::open(dir.join("folder")).unwrap());
+    let gguf = write(&dir.join("whole.gguf"), &[], &original);
+    let unet = write(&dir.join("unet.gguf"), &[], &below(&original, "model.diffusion_model.", ""));
+    let unet_prefixed = write(
+        &dir.join("unet.safetensors"),
+        &[],
+        &below(&original, "model.diffusion_model.", "model.diffusion_model."),
+    );
+    let clip = write(&dir.join("clip_l.safetensors"), &[], &below(&original, "cond_stage_model.transformer.", ""));
+    let vae = write(&dir.join("vae.safetensors"), &[], &below(&original, "first_stage_model.", ""));
+    let vae_diffusers = write(&dir.join("vae2.safetensors"), &[], &below(&diffusers, "vae.", ""));
+    let parts = |diffusion: &Arc<Checkpoint>, vae: &Arc<Checkpoint>| Files {
+        model: None,
+        diffusion: Some(diffusion.clone()),
+        clip_l: Some(clip.clone()),
+        vae: Some(vae.clone()),
+    };
+    for files in [
+        Files { model: Some(folder), ..Files::default() },
+        Files { model: Some(gguf), ..Files::default() },
+        parts(&unet, &vae),
+        parts(&unet_prefixed, &vae_diffusers),
+    ] {
+        let model = Model::open(&files).unwrap();
+        assert_eq!(model.dry_run().unwrap().unused, []);
+        assert_eq!(signatures(&model), signatures(&whole));
+        assert_eq!(model.info(), whole.info());
+    }
+}
+
+#[test]
+fn facts_of_sd1() {
+    let model = open(&single()).unwrap();
+    let info = model.info();
+    assert_eq!((info.family, info.size_multiple, info.window), (Family::Sd1, 64, 75));
+    assert_eq!(info.latent, Latent { channels: 4, compression: 8, scale: 0.18215, shift: 0.0 });
+    assert_eq!((info.prediction, info.alphas_cumprod.is_none()), (Prediction::Epsilon, true));
+    assert_eq!((info.defaults.size, info.defaults.steps, info.defaults.cfg), ([512, 512], 20, 7.0));
+}
+
+#[test]
+fn a_file_can_name_its_size() {
+    let size = |text| open_with(&[("sd-rs.default_size", text)], &single()).unwrap().info().defaults.size;
+    assert_eq!(size("128x192"), [128, 192]);
+    for bad in ["", "128", "100x100", "-64x64", "0x64", "99999999999999999999x64", "8192x64", "64x64x64"] {
+        assert_eq!(size(bad), [512, 512], "{bad}");
+    }
+}
+
+#[test]
+fn a_file_can_bring_its_noise_table() {
+    let dir = Folder::new();
+    let mut shapes = single();
+    shapes.insert("alphas_cumprod".into(), vec![1000]);
+    shapes.insert("v_pred".into(), vec![1]);
+    let open = |value: u16| {
+        let bytes = |spec: &TensorSpec| match spec.name.as_str() {
+            "alphas_cumprod" => Ok(value.to_le_bytes().repeat(1000)),
+            _ => zeros(spec),
+        };
+        let path = dir.join("m.safetensors");
+        write_safetensors(&path, &[], &specs(&shapes), bytes).unwrap();
+        let file = Arc::new(Checkpoint::open(&path).unwrap());
+        Model::open(&Files { model: Some(file), ..Files::default() }).unwrap()
+    };
+    // 0.5, 2 and not-a-number as f16.
+    let model = open(0x3800);
+    assert_eq!(model.info().alphas_cumprod.as_deref(), Some([0.5; 1000].as_slice()));
+    assert_eq!(model.info().prediction, Prediction::V);
+    assert_eq!(model.dry_run().unwrap().unused, []);
+    assert_eq!(open(0x4000).info().alphas_cumprod, None);
+    assert_eq!(open(0x7e00).info().alphas_cumprod, None);
+}
+
+#[test]
+fn messages_say_what_is_wrong_and_what_to_do() {
+    let without =
+        |prefix: &str| -> Shapes { single().into_iter().filter(|(n, _)| !n.starts_with(prefix)).collect() };
+    let with = |name: &str, dims: &[usize]| -> Shapes {
+        let mut all = single();
+        all.insert(name.into(), dims.to_vec());
+        all
+    };
+    let says = |shapes: &Shapes, parts: &[&str]| {
+        let e = error(shapes);
+        assert!(parts.iter().all(|p| e.contains(p)), "{e}");
+    };
+    says(&without("first_stage_model."), &["m.safetensors: holds no VAE", "--vae"]);
+    says(&without("cond_stage_model."), &["m.safetensors: holds no CLIP text encoder", "--clip_l"]);
+    says(&without("model.diffusion_model."), &["holds no diffusion network, only: VAE, CLIP text encoder", "-m"]);
+    says(&Shapes::from([("x".into(), vec![1])]), &["m.safetensors: holds no tensor of a known model"]);
+
+    let first = "model.diffusion_model.input_blocks.0.0.weight";
+    says(&with(first, &[32, 9, 3, 3]), &["recognised as SD 1 inpainting; not supported yet"]);
+    says(&with("model.diffusion_model.label_emb.0.0.weight", &[4, 4]), &["recognised as SDXL; not supported yet"]);
+
+    let conv = "model.diffusion_model.input_blocks.4.0.in_layers.2.weight";
+    says(&without(conv), &[conv, "missing from", "m.safetensors"]);
+    let mut renamed = without(conv);
+    renamed.insert(conv.replace("in_layers.2.w", "in_layers.1.w"), vec![64, 32, 3, 3]);
+    says(&renamed, &[conv, "hint: the file has", "in_layers.1.weight, which nothing reads"]);
+    says(&with(conv, &[64, 31, 3, 3]), &[conv, "want [*, 32, *, *]; file has [64, 31, 3, 3] f16", "m.safetensors"]);
+
+    let table = "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight";
+    says(&with(table, &[49408, 128]), &["text encoder's states have 128 channels", "reads 64"]);
+    says(&with(table, &[400, 64]), &["knows 400 tokens, CLIP has 49408"]);
+}
+
+#[test]
+fn what_nothing_reads_is_counted_in_groups() {
+    let mut shapes = single();
+    for name in ["model_ema.decay", "betas", "cond_stage_model.transformer.text_model.embeddings.position_ids"] {
+        shapes.insert(name.into(), vec![1]);
+    }
+    for name in ["model.diffusion_model.extra.0", "model.diffusion_model.extra.1", "other"] {
+        shapes.insert(name.into(), vec![1]);
+    }
+    let unused = open(&shapes).unwrap().dry_run().unwrap().unused;
+    let short: Vec<(&str, usize, &str)> =
+        unused.iter().map(|u| (u.group.as_str(), u.count, u.example.as_str())).collect();
+    assert_eq!(short, [("model.diffusion_model", 2, "model.diffusion_model.extra.0"), ("other", 1, "other")],);
+}
+
+#[test]
+fn similar_names_are_found() {
+    for (a, b, want) in [("", "", 0), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abc", "", 3), ("", "ab", 2)]
+    {
+        assert_eq!(distance(a, b), want, "{a} {b}");
+    }
+}
+
+/// Prompts to contexts, as transformers computes them and the web UI weighs them.
+#[test]
+fn contexts_agree_with_the_reference() {
+    let fixture = Fixture::open("sd1_pipeline");
+    let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
+    let text = Component::split(&weights, None).into_iter().find(|c| c.part() == Part::Text).unwrap();
+    let model = Model { text, ..open(&single()).unwrap() };
+    let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
+    let mut runner = Runner::new(Device::cpu().unwrap(), model.text().source(), options).unwrap();
+
+    let prompts = [
+        ("cond", "a photo of a red cat sitting on a blue sofa"),
+        ("uncond", "blurry, low quality"),
+        (
+            "weighted",
+            "a photo of a (red cat sitting on a blue sofa with two yellow cushions, next to a tall window:1.6) at dusk[, blurry]",
+        ),
+    ];
+    for (key, prompt) in prompts {
+        let windows = model.tokenise(prompt).unwrap();
+        let ids: Vec<i32> = windows.iter().flat_map(|w| w.ids.clone()).collect();
+        let ids = Tensor::i32(&[windows.len(), CONTEXT], ids).unwrap();
+        assert_eq!(ids, fixture.tensor(&format!("input.ids.{key}")), "{key}");
+        let program = model.text_program(windows.len(), 1).unwrap();
+        let states = runner.run(&program, &[("ids", &ids)], &CancelToken::default()).unwrap();
+        let got = model.context(&states[0], &windows).unwrap();
+        let want = fixture.tensor(&format!("output.context.{key}"));
+        assert_eq!(got.shape(), want.shape());
+        let far = got.values().iter().zip(want.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let size = want.values().iter().map(|x| x.abs()).fold(0.0, f32::max);
+        assert!(far < 1e-5 * size, "{key}: {far} of {size}");
+    }
+    let states = Tensor::zeros(&[2, CONTEXT, 64]).unwrap();
+    assert!(model.context(&states, &model.tokenise("a").unwrap()).is_err());
+}
