@@ -57,7 +57,7 @@ fn decode(bytes: &[u8]) -> Result<Image, String> {
     if pixels == 0 || pixels > MAX_PIXELS || decoder.total_bytes() > MAX_MEMORY {
         return Err(format!("{width}x{height} pixels, between 1 and {MAX_PIXELS} are read"));
     }
-    // Orientation comes with metadata that may be malformed; the picture is upright unless it says otherwise.
+    // EXIF data that make no sense leave the picture as it is stored.
     let orientation = decoder.orientation().map_err(failed)?;
     let mut picture = DynamicImage::from_decoder(decoder).map_err(failed)?;
     picture.apply_orientation(orientation);
