@@ -231,3 +231,12 @@ def flux_rows(state, prefix=""):
         elif not any(part in parts for _, parts in fused.values()):
             rows.append((block + replace_head(f"{part}.{leaf}", FLUX_DOUBLE if kind == "transformer_blocks" else FLUX_SINGLE), "same", [name]))
     return rows
+
+
+def vae_rows(state, prefix=""):
+    """The autoencoder's attention is stored as 1x1 convolutions."""
+    rows = []
+    for name in state:
+        new = vae_to_ldm(name)
+        rows.append((prefix + new, "conv" if re.search(r"mid\.attn_1\.(q|k|v|proj_out)\.weight$", new) else "same", [name]))
+    return rows
