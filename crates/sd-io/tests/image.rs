@@ -201,6 +201,12 @@ fn broken_pictures_are_errors() {
     let good = fs::read(data("lossless.webp")).unwrap();
     let mut bmp = fs::read(data("plain.bmp")).unwrap();
     bmp[18..26].copy_from_slice(&[0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f]);
+    // The frame header is a marker, its length, the bits per sample, the height and the width.
+    let mut jpeg = fs::read(data("cmyk.jpg")).unwrap();
+    let frame = jpeg.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
+    jpeg[frame + 5..frame + 7].copy_from_slice(&4_000u16.to_be_bytes());
+    jpeg[frame + 7..frame + 9].copy_from_slice(&30_000u16.to_be_bytes());
+    jpeg.resize(444, 0);
     let cases: Vec<(&str, Vec<u8>, &str)> = vec![
         ("empty.png", vec![], "the picture is empty"),
         ("text.png", b"hello, this is no picture at all".to_vec(), "not a picture: expected PNG"),
@@ -211,6 +217,8 @@ fn broken_pictures_are_errors() {
         ("bomb.ppm", b"P6 400000000 400000000 255\n".to_vec(), ""),
         ("hdr.png", b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y 1 +X 1\n".to_vec(), "not supported: expected PNG"),
         ("tiff.png", b"II*\0\x08\0\0\0".to_vec(), "not supported: expected PNG"),
+        ("claims.jpg", jpeg, "444 bytes cannot hold 30000x4000 pixels"),
+        ("claims.png", png_of(11_000, 11_000), "bytes cannot hold 11000x11000 pixels"),
         ("cut.webp", good[..30].to_vec(), "WebP: "),
         ("cut.png", fs::read(data("alpha.png")).unwrap()[..40].to_vec(), "Png: "),
         ("cut.gif", fs::read(data("palette.gif")).unwrap()[..30].to_vec(), "Gif: "),
@@ -224,6 +232,10 @@ fn broken_pictures_are_errors() {
         assert!(message.contains(name) && message.contains(want), "{name}: {message:?} lacks {want:?}");
         assert!(Image::decode(&bytes).unwrap_err().is_request());
     }
+    // The most a file can hold in few bytes is still read.
+    let plain = Image::new(2_000, 2_000, vec![9; 12_000_000]).unwrap();
+    assert_eq!(Image::decode(&plain.to_png(None).unwrap()).unwrap(), plain);
+    assert_eq!(Image::decode(&plain.to_jpeg(1, None).unwrap()).unwrap().width(), 2_000);
     assert!(Image::open(dir.path()).unwrap_err().to_string().contains("not a regular file"));
     assert!(Image::new(2, 2, vec![0; 11]).is_err() && Image::new(0, 2, vec![]).is_err());
 }

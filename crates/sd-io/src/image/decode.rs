@@ -57,6 +57,14 @@ fn decode(bytes: &[u8]) -> Result<Image, String> {
     if pixels == 0 || pixels > MAX_PIXELS || decoder.total_bytes() > MAX_MEMORY {
         return Err(format!("{width}x{height} pixels, between 1 and {MAX_PIXELS} are read"));
     }
+    if let Some(most) = pixels_per_byte(format)
+        && pixels / most > bytes.len() as u64
+    {
+        let len = bytes.len();
+        return Err(format!(
+            "{format:?}: {len} bytes cannot hold {width}x{height} pixels; the file is cut off or damaged"
+        ));
+    }
     // EXIF data that make no sense leave the picture as it is stored.
     let orientation = decoder.orientation().map_err(failed)?;
     let mut picture = DynamicImage::from_decoder(decoder).map_err(failed)?;
@@ -64,6 +72,25 @@ fn decode(bytes: &[u8]) -> Result<Image, String> {
     let rgb = picture.into_rgb8();
     let (width, height) = rgb.dimensions();
     Ok(Image { width, height, rgb: rgb.into_raw() })
+}
+
+/// The most pixels that a byte of such a file can stand for, rounded up. Decoders fill in what a file lacks, so that a
+/// few bytes would cost the time and memory of the picture they claim to be.
+fn pixels_per_byte(format: ImageFormat) -> Option<u64> {
+    match format {
+        // At least one bit for each block of 8 by 8.
+        ImageFormat::Jpeg => Some(8 * 64),
+        // Deflate packs 1032 bytes into one, each of 8 pixels.
+        ImageFormat::Png => Some(8 * 1032),
+        // A code of 12 bits stands for at most 4096 pixels.
+        ImageFormat::Gif => Some(4096),
+        // A run of 128 pixels takes at least two bytes.
+        ImageFormat::Tga => Some(64),
+        // One bit each.
+        ImageFormat::Pnm => Some(8),
+        // Runs that skip pixels (BMP) and codes that take no bits (WebP) have no such limit.
+        _ => None,
+    }
 }
 
 fn format(bytes: &[u8]) -> Result<ImageFormat, String> {
