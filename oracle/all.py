@@ -3,15 +3,29 @@
 import clip_text
 import clip_tokens
 import fixture
+import flux
+import flux_pipeline
 import prompts
+import real_names
 import rng
 import samplers
 import schedules
+import schedules_flux
+import schedules_sdxl
 import sd1_pipeline
+import sd2_pipeline
+import sdxl_pipeline
+import t5_encoder
+import t5_tokens
 import unet
+import unet_sdxl
 import vae
 
 if __name__ == "__main__":
     fixture.save_examples()
-    for script in (rng, clip_tokens, schedules, samplers, prompts, clip_text, unet, vae, sd1_pipeline):
+    scripts = (
+        rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, samplers, prompts, clip_text, t5_encoder, unet, unet_sdxl, flux, vae,
+        sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names,
+    )
+    for script in scripts:
         script.main()
