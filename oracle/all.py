@@ -17,6 +17,7 @@ import sd2_pipeline
 import sdxl_pipeline
 import t5_encoder
 import t5_tokens
+import umt5_encoder
 import unet
 import unet_sdxl
 import vae
@@ -24,7 +25,7 @@ import vae
 if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
-        rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, samplers, prompts, clip_text, t5_encoder, unet, unet_sdxl, flux, vae,
+        rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, samplers, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
         sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names,
     )
     for script in scripts:

@@ -2,5 +2,6 @@
 
 pub mod clip;
 pub mod prompt;
+pub mod t5;
 pub mod tokenizer;
 pub mod windows;
