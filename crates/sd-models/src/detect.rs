@@ -44,6 +44,7 @@ const NETWORKS: &[(&str, &str)] = &[
     ("double_stream_modulation_img.lin.weight", "FLUX.2"),
     ("double_blocks.", "FLUX.1"),
     ("single_transformer_blocks.", "FLUX.1"),
+    ("transformer_blocks.0.attn.add_q_proj.", "SD 3"),
     ("conditioner.embedders.1.", "SDXL"),
     ("label_emb.", "SDXL"),
     ("add_embedding.", "SDXL"),

@@ -120,7 +120,7 @@ pub struct Info {
     pub prediction: Prediction,
     /// Cumulative products of `1 - beta`, 1000 of them, where the file brings its own.
     pub alphas_cumprod: Option<Vec<f32>>,
-    /// The most prompts tokens a window holds, without start and end.
+    /// The most prompt tokens a window holds, without start and end.
     pub window: usize,
 }
 
@@ -497,13 +497,13 @@ fn hint(e: Error, c: &Component) -> Error {
 
 /// How many bytes to insert, remove or change to get from `a` to `b` (Levenshtein), in their first bytes.
 fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let (a, b) = (&a[..a.len().min(LONGEST_NAME)], &b[..b.len().min(LONGEST_NAME)]);
+    let start = |s: &str| s.bytes().take(LONGEST_NAME).collect::<Vec<u8>>();
+    let (a, b) = (start(a), start(b));
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = i;
         let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(b) {
+        for (cell, y) in row.iter_mut().skip(1).zip(&b) {
             left = (diagonal + usize::from(x != y)).min(*cell + 1).min(left + 1);
             diagonal = std::mem::replace(cell, left);
         }

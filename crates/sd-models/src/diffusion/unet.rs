@@ -230,7 +230,7 @@ mod tests {
     const HEADS: Heads = Heads::Count(8);
 
     /// A block's weights are put where a network has such a block, so that its names are translated as there.
-    fn check_block(name: &str, place: &str, build: &dyn Fn(&Graph, &Scope, &[Var]) -> Result<Var>) {
+    fn check_block(name: &str, place: &str, build: impl Fn(&Graph, &Scope, &[Var]) -> Result<Var>) {
         let fixture = format!("unet_block_{name}");
         let weights = Fixture::open(&fixture).weights(|n| format!("{place}.{n}")).shared();
         let source = match Component::split(&weights, Some(Part::Diffusion)).as_slice() {
@@ -248,15 +248,15 @@ mod tests {
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
             resnet(g, &w.sub("input_blocks.1.0"), inputs[1], g.silu(inputs[0])?)
         };
-        check_block("resnet", "down_blocks.0.resnets.0", &build);
-        check_block("resnet_same", "down_blocks.0.resnets.0", &build);
+        check_block("resnet", "down_blocks.0.resnets.0", build);
+        check_block("resnet_same", "down_blocks.0.resnets.0", build);
     }
 
     #[test]
     fn transformers_agree_with_diffusers() {
         let build =
             |g: &Graph, w: &Scope, inputs: &[Var]| transformer(g, &w.sub("x.0"), HEADS, inputs[1], inputs[0]);
-        check_block("transformer", "x.0", &build);
+        check_block("transformer", "x.0", build);
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
             let cond = Cond { time: inputs[0], context: inputs[0] };
             block(g, &w.sub("x"), &cfg, inputs[0], &cond)
         };
-        check_block("upsample", "x.0", &build);
+        check_block("upsample", "x.0", build);
         let down = Fixture::open("unet_block_downsample").weights(|n| format!("x.0.{}", n.replace("conv", "op")));
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| Ok(vec![("y", build(g, w, inputs)?)]);
         let case = Case { fixture: "unet_block_downsample", source: down.shared(), prefix: "", build: &build };
