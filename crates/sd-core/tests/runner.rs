@@ -268,6 +268,35 @@ fn what_does_not_fit_is_an_error() {
     assert!(e.to_string().contains("could not provide"), "{e}");
 }
 
+#[test]
+fn sizes_beyond_every_machine_are_errors() {
+    let mut r = Random::new(12);
+    let source = Arc::new(Checkpoint::default().random(&mut r, "c.weight", &[1, 1, 1 << 10, 1], DType::F32));
+    let w = Scope::root(source.clone());
+    let mut runner = Runner::new(Device::cpu().unwrap(), source.clone(), options(Cuts::None)).unwrap();
+    // 2^62 elements of 4 bytes are 0 modulo 2^64.
+    let g = Graph::new();
+    let x = g.input("x", &[1 << 31, 1], DType::F32).unwrap();
+    let y = g.input("y", &[1, 1 << 31], DType::F32).unwrap();
+    let sum = g.finish(&[g.add(x, y).unwrap()]).unwrap();
+    assert!(runner.measure(&sum).unwrap_err().to_string().contains("more than any device holds"));
+    // One row of patches of 2^10 values each: up to 2^36 of them are counted without overflow, and 2^37 refused.
+    let g = Graph::new();
+    let x = g.input("x", &[1, 1, 1 << 10, 1 << 36], DType::F32).unwrap();
+    let conv = g.finish(&[g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
+    assert!(runner.measure(&conv).is_ok());
+    let g = Graph::new();
+    let x = g.input("x", &[1, 1, 1 << 10, 1 << 37], DType::F32).unwrap();
+    let conv = g.finish(&[g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
+    assert!(runner.measure(&conv).unwrap_err().to_string().contains("more than any device holds"));
+}
+
+#[test]
+fn runners_move_between_threads() {
+    fn is_send<T: Send>() {}
+    is_send::<Runner>();
+}
+
 /// Two hundred products of 512 by 1024 by 1024: seconds of work.
 fn long_program(source: &Arc<Checkpoint>) -> Program {
     let w = Scope::root(source.clone());

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use super::RunnerOptions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ffi::{Buffer, Dev, types};
+use crate::ffi::{Buffer, Dev, Id, types};
 use crate::graph::{Op, Program, Var};
 use crate::lower::{Lowered, lower};
 use crate::plan::{Segment, segments};
 use crate::scope::{Role, Weight};
+use crate::tensor::Data;
 
 /// A segment with its lowered form.
 pub(super) struct Stage {
@@ -48,7 +49,8 @@ pub struct SegmentSize {
 }
 
 impl Plan {
-    pub(super) fn new(program: &Program, dev: Dev, options: &RunnerOptions) -> Result<Plan> {
+    /// The plan of `program` on `dev`. The CPU computes what the device cannot, and `refuse`.
+    pub(super) fn new(program: &Program, dev: Dev, options: &RunnerOptions, refuse: &[&str]) -> Result<Plan> {
         let wide = wide_weights(program);
         let memory_type = |v: Var| -> Result<DType> {
             let Op::Weight(w) = &program.node(v).op else {
@@ -68,14 +70,19 @@ impl Plan {
         };
         let mut stages = Vec::new();
         for segment in segments(program, &options.cuts)? {
-            let lowered = lower(program, &segment, dev, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
+            let mut lowered =
+                lower(program, &segment, dev, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
+            let mut refused = Vec::new();
             for &node in lowered.graph.nodes() {
-                if !lowered.ctx.is_supported(node, dev)? {
-                    let op = lowered.ctx.op_name(node)?;
-                    let e = Error::unsupported(format!("{} cannot compute {op}", dev.name()));
-                    return Err(phase(e, &segment, "lowering"));
+                let can = lowered.ctx.is_supported(node, dev)?;
+                if lowered.ctx.is_computed(node)? && (!can || refuse.contains(&lowered.ctx.op_name(node)?.as_str()))
+                {
+                    refused.push(node);
                 }
             }
+            let Lowered { ctx, graph, .. } = &mut lowered;
+            ctx.take_over(graph, &refused, super::threads(options.threads))
+                .map_err(|e| phase(e, &segment, "lowering"))?;
             let mut weights = Vec::new();
             for &(v, _) in &lowered.leaves {
                 if let Op::Weight(w) = &program.node(v).op {
@@ -155,10 +162,10 @@ impl Plan {
 impl Stage {
     fn upload_constants(&mut self, program: &Program, dev: Dev) -> Result<()> {
         let l = &mut self.lowered;
-        let mut all: Vec<_> = l.constants.clone();
+        let mut all: Vec<(Id, Data)> = std::mem::take(&mut l.constants);
         for &(v, id) in &l.leaves {
             if let Op::Constant(t) = &program.node(v).op {
-                all.push((id, super::executor::to_bytes(t)));
+                all.push((id, t.data().clone()));
             }
         }
         if all.is_empty() {
@@ -172,9 +179,9 @@ impl Stage {
             size += l.ctx.alloc_size(*id, dev)?.next_multiple_of(align);
         }
         let buffer = Arc::new(Buffer::alloc(dev, size)?);
-        for ((id, bytes), offset) in all.iter().zip(offsets) {
+        for ((id, data), offset) in all.iter().zip(offsets) {
             l.ctx.place(*id, &buffer, offset, dev)?;
-            l.ctx.write(*id, &buffer, bytes)?;
+            l.ctx.write_elements(*id, &buffer, data)?;
         }
         self.constants = Some(buffer);
         Ok(())

@@ -28,6 +28,8 @@ pub struct Runner {
     workspace: Arena,
     carried: Arena,
     lowered: usize,
+    /// Operations of ggml that the CPU is to compute although the device can: for tests.
+    refuse: Vec<&'static str>,
 }
 
 impl Runner {
@@ -39,8 +41,19 @@ impl Runner {
         let dev = device.ggml()?;
         let backend = Backend::new(dev, threads(options.threads))?;
         let store = Store::new(device.clone(), source);
-        let (workspace, carried) = (Arena::default(), Arena::default());
-        Ok(Runner { device, dev, backend, store, options, plans: Vec::new(), workspace, carried, lowered: 0 })
+        let (workspace, carried, refuse) = (Arena::default(), Arena::default(), Vec::new());
+        Ok(Runner {
+            device,
+            dev,
+            backend,
+            store,
+            options,
+            plans: Vec::new(),
+            workspace,
+            carried,
+            lowered: 0,
+            refuse,
+        })
     }
 
     /// Where it runs.
@@ -67,7 +80,6 @@ impl Runner {
         let dev = *dev;
         let plan = &mut plans[at];
         let carried = carried.get(dev, plan.carried_size).map_err(|e| e.context("values between segments"))?;
-        // A segment that fails must not leave the workspace of the largest one unallocated for the next.
         let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
         let mut uploaded = std::collections::HashSet::new();
         for stage in &mut plan.stages {
@@ -104,7 +116,7 @@ impl Runner {
                             if let Some(t) = given.get(&v)
                                 && uploaded.insert(v)
                             {
-                                l.ctx.write(id, &carried, &to_bytes(t))?;
+                                l.ctx.write_elements(id, &carried, t.data())?;
                             }
                         }
                     }
@@ -116,9 +128,9 @@ impl Runner {
             for &(v, id) in &l.writes {
                 for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
                     let dims = program.node(v).shape;
-                    let mut bytes = vec![0u8; dims.elements() * 4];
-                    l.ctx.read(id, &carried, &mut bytes).map_err(|e| phase(e, segment, "reading results"))?;
-                    *slot = Some(Tensor::f32(dims.dims(), floats(&bytes))?);
+                    let mut values = vec![0.0; dims.elements()];
+                    l.ctx.read(id, &carried, &mut values).map_err(|e| phase(e, segment, "reading results"))?;
+                    *slot = Some(Tensor::f32(dims.dims(), values)?);
                 }
             }
         }
@@ -173,7 +185,7 @@ impl Runner {
             let plan = self.plans.remove(i);
             self.plans.push(plan);
         } else {
-            let plan = Plan::new(program, self.dev, &self.options)?;
+            let plan = Plan::new(program, self.dev, &self.options, &self.refuse)?;
             self.lowered += plan.stages.len();
             if self.plans.len() >= KEPT {
                 self.plans.remove(0);
@@ -236,14 +248,50 @@ fn leaf_value(
     }
 }
 
-/// The elements as devices store them.
-pub(super) fn to_bytes(t: &Tensor) -> Vec<u8> {
-    match t.data() {
-        Data::F32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        Data::I32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{AttentionOptions, Graph};
+    use crate::scope::{Scope, tests::Shapes};
 
-fn floats(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect()
+    #[test]
+    fn the_cpu_takes_over_what_a_device_lacks() {
+        let source = Arc::new(Shapes(vec![("n.weight", vec![32]), ("a.weight", vec![32, 32])]));
+        let w = Scope::root(source.clone());
+        let g = Graph::new();
+        let x = g.input("x", &[1, 5, 32], crate::DType::F32).unwrap();
+        let heads = g.split_heads(x, 4).unwrap();
+        let y = g.attention(heads, heads, heads, AttentionOptions { causal: true, ..Default::default() }).unwrap();
+        let y = g.gelu(g.merge_heads(y).unwrap()).unwrap();
+        let z = g.layer_norm(&crate::scope::Norm::plain("n"), y, 1e-5).unwrap();
+        let z = g.concat(&[z, y, g.slice(z, 2, 3, 7).unwrap()], 2).unwrap();
+        let zero = g.linear(&w.linear("a").unwrap(), y).unwrap();
+        let program = g.finish(&[z, zero]).unwrap();
+        let values: Vec<f32> = (0..160).map(|i| (i as f32 * 0.7).sin()).collect();
+        let x = Tensor::f32(&[1, 5, 32], values).unwrap();
+
+        let run = |refuse: &[&'static str]| {
+            let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
+            let mut runner = Runner::new(Device::cpu().unwrap(), source.clone(), options).unwrap();
+            runner.refuse = refuse.to_vec();
+            let first = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap();
+            assert_eq!(runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap(), first);
+            (first, runner.plans[0].stages[0].lowered.graph.taken_over())
+        };
+        let (want, none) = run(&[]);
+        assert_eq!(none, 0);
+        assert!(want[0].values().iter().any(|&v| v != 0.0) && want[0].is_finite());
+        // The names are ggml's; products are the scores, the weighted values and the linear layer.
+        for (names, count) in [
+            (&["MUL_MAT"][..], 3),
+            (&["SOFT_MAX", "DIAG_MASK_INF"], 2),
+            (&["SET"], 3),
+            (&["NORM", "GELU_ERF"], 2),
+            (&["CONT"], 4),
+        ] {
+            let (got, taken) = run(names);
+            assert_eq!(got, want, "{names:?}");
+            assert!(taken >= count, "{names:?}: {taken}");
+        }
+    }
 }

@@ -8,10 +8,12 @@ use ggml_sys as sys;
 
 use super::buffer::Buffer;
 use super::device::{Backend, Dev};
+use super::twin::Twins;
 use super::types;
 use crate::cancel::CancelToken;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::tensor::Data;
 
 /// A tensor of one [`Context`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -40,12 +42,23 @@ pub(crate) struct Context {
 /// An order in which tensors are computed, within one [`Context`].
 pub(crate) struct Graph {
     pool: NonNull<sys::ggml_context>,
+    /// Room for runs made later.
+    extra: Option<NonNull<sys::ggml_context>>,
     raw: NonNull<sys::ggml_cgraph>,
-    /// The same nodes in short runs, for devices that cannot be stopped inside a graph.
-    runs: Vec<NonNull<sys::ggml_cgraph>>,
+    /// The same nodes in short runs, for devices that cannot be stopped inside a graph or cannot compute all of it.
+    runs: Vec<Run>,
+    /// Nodes that the CPU computes for the device.
+    twins: Option<Twins>,
     nodes: Vec<Id>,
     /// Every tensor the nodes read or write, reduced to roots.
     roots: Vec<Id>,
+}
+
+enum Run {
+    /// Nodes in order.
+    Device(NonNull<sys::ggml_cgraph>),
+    /// The node that is this twin's.
+    Host(usize),
 }
 
 // SAFETY: descriptions have no thread affinity and are owned exclusively.
@@ -125,7 +138,7 @@ impl Context {
     pub(crate) fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> Result<Id> {
         let type_id = types::id(dtype)?;
         let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let fits = elements.is_some_and(|n| n > 0 && n.checked_mul(8).is_some_and(|b| b < isize::MAX as usize));
+        let fits = elements.is_some_and(|n| n > 0 && n <= super::MAX_ELEMENTS);
         if !fits || !ne[0].is_multiple_of(dtype.block()) {
             return Err(Error::internal(format!("no tensor {dtype} can be {ne:?}")));
         }
@@ -186,6 +199,10 @@ impl Context {
             None => Ok(id),
             Some(v) => self.ids.get(&v).copied().ok_or_else(|| Error::internal("a view of another graph")),
         }
+    }
+
+    pub(super) fn find(&self, raw: NonNull<sys::ggml_tensor>) -> Option<Id> {
+        self.ids.get(&raw).copied()
     }
 
     /// The operands.
@@ -309,69 +326,107 @@ impl Context {
         Ok(())
     }
 
-    /// Copies out a tensor placed in `buffer`.
-    pub(crate) fn read(&self, id: Id, buffer: &Buffer, out: &mut [u8]) -> Result<()> {
-        let raw = self.check_in(id, buffer, out.len())?;
-        // SAFETY: the tensor lies in the live `buffer` and is `out.len()` long.
-        unsafe { sys::ggml_backend_tensor_get(raw, out.as_mut_ptr().cast(), 0, out.len()) };
+    /// Fills a leaf placed in `buffer` with elements as the host stores them.
+    pub(crate) fn write_elements(&mut self, id: Id, buffer: &Buffer, data: &Data) -> Result<()> {
+        // SAFETY: every byte of a slice of numbers is initialised, and bytes have no alignment.
+        let bytes = unsafe {
+            match data {
+                Data::F32(v) => std::slice::from_raw_parts(v.as_ptr().cast::<u8>(), size_of_val(v.as_slice())),
+                Data::I32(v) => std::slice::from_raw_parts(v.as_ptr().cast::<u8>(), size_of_val(v.as_slice())),
+            }
+        };
+        self.write(id, buffer, bytes)
+    }
+
+    /// Copies out an f32 tensor placed in `buffer`.
+    pub(crate) fn read(&self, id: Id, buffer: &Buffer, out: &mut [f32]) -> Result<()> {
+        let raw = self.check_in(id, buffer, size_of_val(out))?;
+        // SAFETY: the tensor lies in the live `buffer` and is as long as `out`; any bytes are floats.
+        unsafe { sys::ggml_backend_tensor_get(raw, out.as_mut_ptr().cast(), 0, size_of_val(out)) };
         Ok(())
     }
 
     /// The graph that computes `wanted`, in that order, each after what it needs.
     pub(crate) fn graph(&self, wanted: &[Id]) -> Result<Graph> {
         let size = self.len().max(1);
-        // SAFETY: constants of the library.
+        // SAFETY: constants of the library. Runs are at most as many as nodes.
         let bytes = unsafe {
             sys::ggml_graph_overhead_custom(size, false)
-                + size.div_ceil(RUN) * sys::ggml_graph_overhead_custom(RUN, false)
-                + 1024
+                + (size.div_ceil(RUN) + 1) * sys::ggml_graph_overhead_custom(RUN, false)
         };
-        let mut graph = {
-            let pool = pool(bytes)?;
-            // SAFETY: the pool was sized for this graph; it holds at most as many nodes and leaves as there are tensors.
-            let raw = unsafe { sys::ggml_new_graph_custom(pool.as_ptr(), size, false) };
-            let Some(raw) = NonNull::new(raw) else {
-                // SAFETY: the pool is not used any more.
-                unsafe { sys::ggml_free(pool.as_ptr()) };
-                return Err(Error::internal("no room for a graph"));
-            };
-            Graph { pool, raw, runs: Vec::new(), nodes: Vec::new(), roots: Vec::new() }
+        let pool = pool(bytes)?;
+        // SAFETY: the pool was sized for this graph; it holds at most as many nodes and leaves as there are tensors.
+        let raw = unsafe { sys::ggml_new_graph_custom(pool.as_ptr(), size, false) };
+        let Some(raw) = NonNull::new(raw) else {
+            // SAFETY: the pool is not used any more.
+            unsafe { sys::ggml_free(pool.as_ptr()) };
+            return Err(Error::internal("no room for a graph"));
         };
+        let mut graph =
+            Graph { pool, extra: None, raw, runs: Vec::new(), twins: None, nodes: Vec::new(), roots: Vec::new() };
         for &id in wanted {
             let t = self.raw(id)?;
             // SAFETY: graph and tensors are alive and there is room for every tensor of the context.
             unsafe { sys::ggml_build_forward_expand(graph.raw.as_ptr(), t) };
         }
-        // SAFETY: indices are below the count of nodes.
-        let raws: Vec<_> = unsafe {
-            (0..sys::ggml_graph_n_nodes(graph.raw.as_ptr()))
-                .map(|i| sys::ggml_graph_node(graph.raw.as_ptr(), i))
-                .collect()
-        };
         let mut seen = HashSet::new();
-        for run in raws.chunks(RUN) {
-            // SAFETY: the pool was sized for this many runs of this many nodes.
-            unsafe {
-                let sub = sys::ggml_new_graph_custom(graph.pool.as_ptr(), RUN, false);
-                let sub = NonNull::new(sub).ok_or_else(|| Error::internal("no room for a graph"))?;
-                for &t in run {
-                    sys::ggml_graph_add_node(sub.as_ptr(), t);
-                }
-                graph.runs.push(sub);
-            }
-            for &t in run {
-                let id = NonNull::new(t).and_then(|t| self.ids.get(&t).copied());
-                let id = id.ok_or_else(|| Error::internal("a node of another graph"))?;
-                graph.nodes.push(id);
-                for used in self.sources(id)?.into_iter().chain([id]) {
-                    let root = self.root(used)?;
-                    if seen.insert(root) {
-                        graph.roots.push(root);
-                    }
+        // SAFETY: the graph is alive.
+        for i in 0..unsafe { sys::ggml_graph_n_nodes(graph.raw.as_ptr()) } {
+            // SAFETY: the index is below the count of nodes.
+            let t = NonNull::new(unsafe { sys::ggml_graph_node(graph.raw.as_ptr(), i) });
+            let id = t.and_then(|t| self.find(t)).ok_or_else(|| Error::internal("a node of another graph"))?;
+            graph.nodes.push(id);
+            for used in self.sources(id)?.into_iter().chain([id]) {
+                let root = self.root(used)?;
+                if seen.insert(root) {
+                    graph.roots.push(root);
                 }
             }
         }
+        for run in graph.nodes.chunks(RUN) {
+            graph.runs.push(self.run(graph.pool, run)?);
+        }
         Ok(graph)
+    }
+
+    fn run(&self, pool: NonNull<sys::ggml_context>, nodes: &[Id]) -> Result<Run> {
+        // SAFETY: callers size the pool for the runs they make.
+        let raw = unsafe { sys::ggml_new_graph_custom(pool.as_ptr(), RUN, false) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::internal("no room for a graph"))?;
+        for &id in nodes.iter().take(RUN) {
+            let t = self.raw(id)?;
+            // SAFETY: a new graph has room for `RUN` nodes.
+            unsafe { sys::ggml_graph_add_node(raw.as_ptr(), t) };
+        }
+        Ok(Run::Device(raw))
+    }
+
+    /// Lets the CPU compute `refused` nodes of `graph`, in ascending order of position, on copies of their operands.
+    pub(crate) fn take_over(&self, graph: &mut Graph, refused: &[Id], threads: usize) -> Result<()> {
+        if refused.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: a constant of the library. Each refused node ends one run more.
+        let each = unsafe { sys::ggml_graph_overhead_custom(RUN, false) };
+        let pool = pool(each * (graph.nodes.len().div_ceil(RUN) + refused.len() + 1))?;
+        graph.extra = Some(pool);
+        graph.runs.clear();
+        let mut twins = Vec::new();
+        for part in graph.nodes.split_inclusive(|n| refused.contains(n)) {
+            let (device, host) = match part.split_last() {
+                Some((last, rest)) if refused.contains(last) => (rest, Some(*last)),
+                _ => (part, None),
+            };
+            for run in device.chunks(RUN) {
+                graph.runs.push(self.run(pool, run)?);
+            }
+            if let Some(node) = host {
+                graph.runs.push(Run::Host(twins.len()));
+                twins.push(node);
+            }
+        }
+        graph.twins = Some(Twins::new(self, &twins, threads)?);
+        Ok(())
     }
 
     /// Computes `graph`, which this context made. `held` are the buffers its tensors lie in.
@@ -391,23 +446,29 @@ impl Context {
             }
         }
         self.refresh_views()?;
-        if backend.can_abort() {
+        if backend.can_abort() && graph.twins.is_none() {
             let raw = graph.raw.as_ptr();
             // SAFETY: every tensor of the graph lies in a live buffer, checked above; shapes were checked when built.
             return backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) });
         }
         for run in &graph.runs {
-            let raw = run.as_ptr();
-            // SAFETY: as for the whole graph above.
-            backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) })?;
-            // Remote devices return before they have computed: reading a result waits for it.
-            // SAFETY: a run is not empty, its last node lies in a live buffer, and every tensor has at least 4 bytes.
-            unsafe {
-                let last = sys::ggml_graph_node(raw, -1);
-                let mut sink = 0u32;
-                if sys::ggml_nbytes(last) >= 4 {
-                    sys::ggml_backend_tensor_get(last, std::ptr::addr_of_mut!(sink).cast(), 0, 4);
+            match (run, &mut graph.twins) {
+                (Run::Device(raw), _) => {
+                    let raw = raw.as_ptr();
+                    // SAFETY: as for the whole graph above.
+                    backend.abortable(cancel, |b| unsafe { sys::ggml_backend_graph_compute(b, raw) })?;
+                    // Remote devices return before they have computed: reading a result waits for it.
+                    // SAFETY: a run is not empty, and its last node lies in a live buffer.
+                    unsafe {
+                        let last = sys::ggml_graph_node(raw, -1);
+                        let mut sink = 0u32;
+                        if sys::ggml_nbytes(last) >= 4 {
+                            sys::ggml_backend_tensor_get(last, std::ptr::addr_of_mut!(sink).cast(), 0, 4);
+                        }
+                    }
                 }
+                (Run::Host(i), Some(twins)) => twins.compute(self, *i, cancel)?,
+                (Run::Host(_), None) => return Err(Error::internal("a twin is missing")),
             }
         }
         Ok(())
@@ -419,12 +480,20 @@ impl Graph {
     pub(crate) fn nodes(&self) -> &[Id] {
         &self.nodes
     }
+
+    /// How many of them the CPU computes for the device.
+    #[cfg(test)]
+    pub(crate) fn taken_over(&self) -> usize {
+        self.runs.iter().filter(|r| matches!(r, Run::Host(_))).count()
+    }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the pool is owned here.
-        unsafe { sys::ggml_free(self.pool.as_ptr()) }
+        for pool in [Some(self.pool), self.extra].into_iter().flatten() {
+            // SAFETY: the pools are owned here.
+            unsafe { sys::ggml_free(pool.as_ptr()) }
+        }
     }
 }
 

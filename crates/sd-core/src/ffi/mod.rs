@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod device;
 mod ops;
 pub(crate) mod rpc;
+mod twin;
 pub(crate) mod types;
 
 use std::ffi::{CStr, c_char, c_void};
@@ -19,6 +20,9 @@ pub(crate) use buffer::Buffer;
 pub(crate) use context::{Context, Graph, Id};
 pub(crate) use device::{Backend, Dev, DevKind};
 pub(crate) use ops::{Binary, Conv, Interpolation, Unary};
+
+/// The most elements a tensor may have: a hundred times what the largest machines hold.
+pub(crate) const MAX_ELEMENTS: usize = 1 << 46;
 
 /// Prepares ggml once per process: its log goes to `tracing`.
 pub(crate) fn init() {

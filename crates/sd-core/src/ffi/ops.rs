@@ -45,6 +45,15 @@ fn int(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| Error::internal(format!("{n} is too large for a device")))
 }
 
+/// Refuses results whose size in bytes would not fit a machine word many times over; ggml multiplies unchecked.
+fn sized(ne: [usize; 4]) -> Result<()> {
+    let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    match elements {
+        Some(n) if n <= super::MAX_ELEMENTS => Ok(()),
+        _ => Err(Error::device(format!("{ne:?} elements are more than any device holds"))),
+    }
+}
+
 fn all(checks: &[bool], what: &str) -> Result<()> {
     if checks.iter().all(|&c| c) { Ok(()) } else { Err(Error::internal(format!("{what}: operands do not fit"))) }
 }
@@ -125,6 +134,7 @@ impl Context {
     pub(crate) fn repeat(&mut self, a: Id, ne: [usize; 4]) -> Result<Id> {
         self.dense_f32(a, "repeat")?;
         all(&[self.ne(a)?.iter().zip(ne).all(|(&a, n)| n > 0 && (a == n || a == 1))], "repeat")?;
+        sized(ne)?;
         let (pool, a) = (self.pool()?, self.raw(a)?);
         let [n0, n1, n2, n3] = ne.map(|n| n as i64);
         // SAFETY: the pool has room for one tensor and the sizes are multiples.
@@ -150,6 +160,7 @@ impl Context {
             ],
             "mul_mat",
         )?;
+        sized([nw[1], nx[1], nx[2], nx[3]])?;
         let (pool, w, x) = (self.pool()?, self.raw(w)?, self.raw(x)?);
         // SAFETY: the pool has room for one tensor; inner sizes agree, outer sizes repeat, `w` is not transposed.
         let t = unsafe {
@@ -235,6 +246,7 @@ impl Context {
             ],
             "get_rows",
         )?;
+        sized([nt[0], ni[0], 1, 1])?;
         let (pool, table, ids) = (self.pool()?, self.raw(table)?, self.raw(ids)?);
         // SAFETY: the pool has room for one tensor; both operands are matrices of the right types.
         let t = unsafe { sys::ggml_get_rows(pool, table, ids) };
@@ -342,6 +354,12 @@ impl Context {
         let [p0, p1] = [int(conv.padding[0])?, int(conv.padding[1])?];
         let [d0, d1] = [int(conv.dilation[0])?, int(conv.dilation[1])?];
         let type_id = types::id(dtype)?;
+        let out = |i: usize| {
+            let span = conv.dilation[i] * (nk[i] - 1) + 1;
+            (nx[i] + 2 * conv.padding[i] - span) / conv.stride[i] + 1
+        };
+        let patch = nk[0].saturating_mul(nk[1]).saturating_mul(nk[2]);
+        sized([patch, out(0), out(1), nx[3]])?;
         let (pool, k, x) = (self.pool()?, self.raw(kernel)?, self.raw(x)?);
         // SAFETY: the pool has room for one tensor; channels agree and the kernel fits into the padded image.
         let t = unsafe { sys::ggml_im2col(pool, k, x, s0, s1, p0, p1, d0, d1, true, type_id) };
@@ -351,6 +369,9 @@ impl Context {
     /// Zeros around the first two axes: `columns` before and after in axis 0, `rows` in axis 1; contiguous f32.
     pub(crate) fn pad(&mut self, a: Id, columns: [usize; 2], rows: [usize; 2]) -> Result<Id> {
         self.dense_f32(a, "pad")?;
+        let [w, h, c, b] = self.ne(a)?;
+        let wide = |n: usize, p: [usize; 2]| n.saturating_add(p[0]).saturating_add(p[1]);
+        sized([wide(w, columns), wide(h, rows), c, b])?;
         let [l0, r0, l1, r1] = [int(columns[0])?, int(columns[1])?, int(rows[0])?, int(rows[1])?];
         let (pool, a) = (self.pool()?, self.raw(a)?);
         // SAFETY: as for `unary`.
@@ -363,6 +384,7 @@ impl Context {
         self.dense_f32(a, "resize")?;
         let [_, _, c, b] = self.ne(a)?;
         all(&[w > 0, h > 0], "resize")?;
+        sized([w, h, c, b])?;
         let mode = match how {
             Interpolation::Nearest => sys::GGML_SCALE_MODE_NEAREST,
         };

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{self, Context, Conv, Dev, Graph, Id, Interpolation};
 use crate::graph::{Binary, Node, Norm, Op, Program, Unary, Var};
 use crate::plan::Segment;
+use crate::tensor::Data;
 
 /// Bytes that scores of an attention, or patches of a convolution, take at most at a time where they can be divided.
 const SCRATCH: usize = 64 << 20;
@@ -23,8 +24,8 @@ pub(crate) struct Lowered {
     pub(crate) graph: Graph,
     /// Inputs, constants, weights and values of earlier segments, to be placed and filled before.
     pub(crate) leaves: Vec<(Var, Id)>,
-    /// Values that the lowering itself adds, with their bytes.
-    pub(crate) constants: Vec<(Id, Vec<u8>)>,
+    /// Values that the lowering itself adds.
+    pub(crate) constants: Vec<(Id, Data)>,
     /// [`Segment::writes`], each in memory of its own, to be placed before.
     pub(crate) writes: Vec<(Var, Id)>,
     /// Where everything else lies.
@@ -53,6 +54,9 @@ pub(crate) fn lower(
         if node.op.is_leaf() {
             continue;
         }
+        if node.shape.elements() > ffi::MAX_ELEMENTS {
+            return Err(Error::device(format!("{} is more than any device holds", program.describe(v))));
+        }
         let id = l.node(node).map_err(|e| e.context(program.describe(v)))?;
         if l.ctx.ne(id)? != ne(&node.shape) || !l.ctx.is_contiguous(id)? {
             let got = l.ctx.ne(id)?;
@@ -75,7 +79,7 @@ struct Lowering<'a> {
     program: &'a Program,
     ctx: Context,
     values: HashMap<Var, Id>,
-    constants: Vec<(Id, Vec<u8>)>,
+    constants: Vec<(Id, Data)>,
 }
 
 impl Lowering<'_> {
@@ -99,7 +103,7 @@ impl Lowering<'_> {
 
     fn constant(&mut self, values: &[f32]) -> Result<Id> {
         let id = self.ctx.leaf(DType::F32, [values.len(), 1, 1, 1])?;
-        self.constants.push((id, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+        self.constants.push((id, Data::F32(values.to_vec())));
         Ok(id)
     }
 
@@ -337,7 +341,7 @@ impl Lowering<'_> {
                 } else {
                     // Only padding is seen.
                     let zeros = c.leaf(DType::F32, [w, 1, channels, batch])?;
-                    constants.push((zeros, vec![0; c.bytes(zeros)?]));
+                    constants.push((zeros, Data::F32(vec![0.0; w * channels * batch])));
                     c.pad(zeros, [0, 0], [0, to - from - 1])?
                 };
                 let conv = Conv { padding: [conv.padding[0], 0], ..conv };
