@@ -42,6 +42,11 @@ pub struct Parameters {
 }
 
 impl Parameters {
+    /// How many predictions a step needs: guidance of 1 leaves out the negative prompt.
+    pub(crate) fn conditions(&self) -> usize {
+        if self.cfg_scale == 1.0 { 1 } else { 2 }
+    }
+
     /// The text as A1111's web UI writes and reads it: prompt, negative prompt, then one line of `Name: value`
     /// pairs with the names that program uses.
     pub fn to_text(&self) -> String {

@@ -10,8 +10,9 @@ use crate::schedule::SchedulerKind;
 
 /// The longest side a picture can have, in pixels.
 pub const MAX_SIDE: u32 = 16_384;
-/// The most pixels a picture can have.
-pub const MAX_PIXELS: u64 = 1 << 26;
+/// The most pixels a picture can have; 3840x2160 is below it. The lowered graphs of larger ones are too deep for the
+/// stack of a thread.
+pub const MAX_PIXELS: u64 = 1 << 23;
 /// The most steps a request can ask for.
 pub const MAX_STEPS: u32 = 10_000;
 /// The most images of one request.
@@ -158,7 +159,7 @@ impl ImageRequest {
 }
 
 fn side(field: &str, pixels: u32) -> Result<u32> {
-    if pixels == 0 || pixels % 8 != 0 || pixels > MAX_SIDE {
+    if pixels == 0 || !pixels.is_multiple_of(8) || pixels > MAX_SIDE {
         return Err(Error::request(format!("{field}: want a multiple of 8 from 8 to {MAX_SIDE}, got {pixels}")));
     }
     Ok(pixels)

@@ -16,8 +16,9 @@ pub(crate) trait Networks {
     /// What latents look like and how noise relates to timesteps.
     fn latents(&self) -> &Latents;
 
-    /// An error if the device cannot hold what a latent of this shape needs, before anything is allocated.
-    fn fits(&mut self, latent: [usize; 4]) -> Result<()>;
+    /// An error if the device cannot hold what a latent of this shape needs under that many conditions, before
+    /// anything is allocated.
+    fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()>;
 
     /// The states `[1, tokens, c]` of a prompt.
     fn condition(&mut self, prompt: &str, clip_skip: u32, cancel: &CancelToken) -> Result<Tensor>;
@@ -82,7 +83,7 @@ pub(crate) fn run(
     if let Some(message) = size.message() {
         watch.observer.warning(&message);
     }
-    net.fits(size.latent())?;
+    net.fits(size.latent(), request.first.conditions())?;
     let images = request.batch_count as usize;
     let conditions = conditions(net, &request.first, Place { image: 0, images }, watch)?;
     let mut done = Vec::new();
@@ -101,8 +102,7 @@ pub(crate) fn run(
 
 fn conditions(net: &mut dyn Networks, p: &Parameters, place: Place, watch: &mut Watch<'_>) -> Result<Conditions> {
     let stage = Stage::TextEncode;
-    let guided = p.cfg_scale != 1.0;
-    let total = 1 + usize::from(guided);
+    let total = p.conditions();
     let mut encode = |done: usize, field: &str, text: &str| {
         place.report(watch, stage, done, total);
         watch.cancel.check()?;
@@ -110,7 +110,7 @@ fn conditions(net: &mut dyn Networks, p: &Parameters, place: Place, watch: &mut 
         if states.is_finite() { Ok(states) } else { Err(non_finite(net, stage, &format!("the {field}'s states"))) }
     };
     let cond = encode(0, "prompt", &p.prompt)?;
-    let uncond = if guided { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
+    let uncond = if total > 1 { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
     place.report(watch, stage, total, total);
     Ok(Conditions { cond, uncond })
 }
@@ -127,6 +127,7 @@ fn denoise(
     let Latents { prediction, table, .. } = net.latents().clone();
     let steps = p.steps as usize;
     let sigmas = p.scheduler.sigmas(&table, steps);
+    tracing::debug!(seed = p.seed, ?sigmas, "denoising");
     let mut rng = Rng::new(p.rng, p.seed as u64);
     let mut sampler_rng = p.sampler_rng.map(|kind| Rng::new(kind, p.seed as u64));
 

@@ -165,7 +165,7 @@ fn the_same_request_gives_the_same_bytes() {
     let other = ImageRequest { prompt: "else".into(), width: Some(128), cfg_scale: Some(1.0), ..short() };
     let other = generate(&mut engine, &other, &mut Log::default()).unwrap().remove(0);
     assert_eq!((other.width, other.height), (128, 64));
-    assert_eq!(generate(&mut engine, &short(), &mut Log::default()).unwrap(), [first.clone()]);
+    assert_eq!(generate(&mut engine, &short(), &mut Log::default()).unwrap(), std::slice::from_ref(&first));
     assert_eq!(one(builder().threads(2), &short()), first, "two threads");
     assert_eq!(one(builder().cuts(Cuts::All), &short()), first, "every cut taken");
 }
@@ -255,6 +255,7 @@ fn wrong_requests_name_the_field() {
     let mut engine = builder().build().unwrap();
     for (field, request) in [
         ("width", ImageRequest { width: Some(65), ..short() }),
+        ("width, height", ImageRequest { width: Some(8192), height: Some(8192), ..short() }),
         ("steps", ImageRequest { steps: Some(0), ..short() }),
         ("clip_skip", ImageRequest { clip_skip: Some(9), ..short() }),
         ("prompt", ImageRequest { prompt: "red ".repeat(75 * 65), ..short() }),

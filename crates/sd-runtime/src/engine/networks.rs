@@ -104,26 +104,17 @@ impl Networks for Loaded {
         &self.latents
     }
 
-    fn fits(&mut self, latent: [usize; 4]) -> Result<()> {
+    fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
         let [_, _, h, w] = latent;
         let total = self.device.memory().total;
         let window = self.model.info().window + 2;
-        let network = self.model.diffusion_program(2, h, w, window)?;
+        let network = self.model.diffusion_program(conditions, h, w, window)?;
         let decoder = self.model.decode_program(1, h, w)?;
         for (stage, runner, program) in
             [(Stage::Denoise, &mut self.diffusion, network), (Stage::Decode, &mut self.vae, decoder)]
         {
             let need = runner.measure(&program)?.iter().map(|s| s.workspace).max().unwrap_or(0);
-            if total > 0 && need > total {
-                let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
-                let (name, device) = (stage.name(), self.device.name());
-                return Err(Error::request(format!(
-                    "width, height: {name} needs {:.1} GiB of workspace, {device} has {:.1} GiB",
-                    gib(need),
-                    gib(total)
-                ))
-                .hint("ask for a smaller picture"));
-            }
+            has_room(stage, need, self.device.name(), total)?;
         }
         Ok(())
     }
@@ -141,7 +132,9 @@ impl Networks for Loaded {
             let (most, each) = (MAX_WINDOWS * self.model.info().window, self.model.info().window);
             return Err(Error::request(format!("prompt: more than {most} tokens, in windows of {each}")));
         }
-        let program = self.model.text_program(windows.len(), clip_skip as usize).map_err(|e| e.context("clip_skip"))?;
+        tracing::debug!(windows = windows.len(), prompt, "text encoding");
+        let program =
+            self.model.text_program(windows.len(), clip_skip as usize).map_err(|e| e.context("clip_skip"))?;
         let ids: Vec<i32> = windows.iter().flat_map(|w| w.ids.iter().copied()).collect();
         let ids = Tensor::i32(&[windows.len(), ids.len() / windows.len().max(1)], ids)?;
         let states = only(self.text.run(&program, &[("ids", &ids)], cancel)?)?;
@@ -229,6 +222,17 @@ fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
     RunnerOptions { threads: options.threads, types, cuts }
 }
 
+/// An error if a stage needs more than the device has; `total` is 0 where it does not say.
+fn has_room(stage: Stage, need: usize, device: &str, total: usize) -> Result<()> {
+    if total == 0 || need <= total {
+        return Ok(());
+    }
+    let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
+    let (stage, need, total) = (stage.name(), gib(need), gib(total));
+    let message = format!("width, height: {stage} needs {need:.1} GiB of workspace, {device} has {total:.1} GiB");
+    Err(Error::request(message).hint("ask for a smaller picture"))
+}
+
 fn dims(x: &Tensor) -> Result<[usize; 4]> {
     x.shape().array().ok_or_else(|| Error::internal(format!("a latent is {}", x.shape())))
 }
@@ -236,4 +240,18 @@ fn dims(x: &Tensor) -> Result<[usize; 4]> {
 fn only(outputs: Vec<Tensor>) -> Result<Tensor> {
     let mut outputs = outputs.into_iter();
     outputs.next().ok_or_else(|| Error::internal("a program without a result"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_needs_room() {
+        assert!(has_room(Stage::Decode, 3 << 30, "CUDA0", 3 << 30).is_ok());
+        assert!(has_room(Stage::Decode, 3 << 30, "CUDA0", 0).is_ok());
+        let e = has_room(Stage::Decode, 3 << 29, "CUDA0", 1 << 30).unwrap_err();
+        let want = "width, height: decoding needs 1.5 GiB of workspace, CUDA0 has 1.0 GiB";
+        assert!(e.is_request() && e.to_string().starts_with(want), "{e}");
+    }
 }

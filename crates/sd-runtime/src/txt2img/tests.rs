@@ -28,8 +28,8 @@ impl Networks for Fake {
         &self.latents
     }
 
-    fn fits(&mut self, latent: [usize; 4]) -> Result<()> {
-        assert_eq!(latent[..2], [1, 4]);
+    fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
+        assert!(latent[..2] == [1, 4] && (1..=2).contains(&conditions));
         Ok(())
     }
 
