@@ -71,6 +71,15 @@ const POOL: usize = 512;
 /// Nodes between two looks at the cancel flag on devices that cannot be stopped inside a graph.
 const RUN: usize = 48;
 
+/// Refuses tensors whose size in bytes would not fit a machine word many times over; ggml multiplies unchecked.
+pub(super) fn sized(ne: [usize; 4]) -> Result<()> {
+    let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
+    match elements {
+        Some(n) if n <= super::MAX_ELEMENTS => Ok(()),
+        _ => Err(Error::device(format!("{ne:?} elements are more than any device holds"))),
+    }
+}
+
 fn pool(bytes: usize) -> Result<NonNull<sys::ggml_context>> {
     let params = sys::ggml_init_params { mem_size: bytes, mem_buffer: std::ptr::null_mut(), no_alloc: true };
     // SAFETY: ggml allocates the pool itself.
@@ -137,9 +146,8 @@ impl Context {
     /// A tensor to be placed and filled: a weight, an input, or memory that later operations write.
     pub(crate) fn leaf(&mut self, dtype: DType, ne: [usize; 4]) -> Result<Id> {
         let type_id = types::id(dtype)?;
-        let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let fits = elements.is_some_and(|n| n > 0 && n <= super::MAX_ELEMENTS);
-        if !fits || !ne[0].is_multiple_of(dtype.block()) {
+        sized(ne)?;
+        if ne.contains(&0) || !ne[0].is_multiple_of(dtype.block()) {
             return Err(Error::internal(format!("no tensor {dtype} can be {ne:?}")));
         }
         let pool = self.pool()?;

@@ -2,7 +2,7 @@
 
 use ggml_sys as sys;
 
-use super::context::{Context, Id};
+use super::context::{Context, Id, sized};
 use super::types;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -43,15 +43,6 @@ pub(crate) struct Conv {
 
 fn int(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| Error::internal(format!("{n} is too large for a device")))
-}
-
-/// Refuses results whose size in bytes would not fit a machine word many times over; ggml multiplies unchecked.
-fn sized(ne: [usize; 4]) -> Result<()> {
-    let elements = ne.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    match elements {
-        Some(n) if n <= super::MAX_ELEMENTS => Ok(()),
-        _ => Err(Error::device(format!("{ne:?} elements are more than any device holds"))),
-    }
 }
 
 fn all(checks: &[bool], what: &str) -> Result<()> {
