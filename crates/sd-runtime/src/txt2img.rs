@@ -183,9 +183,9 @@ fn decode(net: &mut dyn Networks, latent: &Tensor, place: Place, watch: &mut Wat
 
 /// The error that names the stage, and the damaged weight if that is the cause.
 fn non_finite(net: &dyn Networks, stage: Stage, what: &str) -> Error {
-    let message = format!("{}: {what} have NaN or infinite values", stage.name());
+    let message = format!("{}: NaN or infinite values in {what}", stage.name());
     match net.broken_weight(stage) {
-        Some(weight) => Error::non_finite(format!("{message}, because {weight} has")),
+        Some(weight) => Error::non_finite(format!("{message}, because there are such in {weight}")),
         None => Error::non_finite(message).hint("choose a weight type with a wider range, such as f32"),
     }
 }

@@ -210,6 +210,36 @@ fn a_damaged_weight_is_named_with_its_stage() {
     }
 }
 
+/// The cumulative products for betas from `first` to `last`, evenly spaced in their `1 / power`th root.
+fn alphas(first: f64, last: f64, power: i32) -> Vec<f32> {
+    let root = |beta: f64| beta.powf(1.0 / f64::from(power));
+    let beta = |i: usize| (root(first) + (root(last) - root(first)) * i as f64 / 999.0).powi(power);
+    (0..1000)
+        .scan(1.0, |product, i| {
+            *product *= 1.0 - beta(i);
+            Some(*product as f32)
+        })
+        .collect()
+}
+
+#[test]
+fn a_stored_noise_table_is_used() {
+    let last = |builder: EngineBuilder| {
+        let mut log = Log::default();
+        generate(&mut builder.build().unwrap(), &short(), &mut log).unwrap();
+        log.latents.pop().unwrap()
+    };
+    let with = |name: &str, alphas: Vec<f32>| {
+        let path = sd1::write_with(name, &[("alphas_cumprod", alphas)], |_, _| {});
+        last(Engine::builder().model(&path).device("cpu").threads(1))
+    };
+    let own = last(builder());
+    // Stable Diffusion's own table, rounded to f32, and the linear one of DDPM (Ho et al. 2020), whose noise reaches
+    // a level of 157 rather than 15.
+    assert!(relative(&with("pipeline-table.safetensors", alphas(0.00085, 0.012, 2)), &own) < 1e-3);
+    assert!(relative(&with("pipeline-ddpm.safetensors", alphas(1e-4, 0.02, 1)), &own) > 2.0);
+}
+
 /// Activations beyond the range of f16 break the product with an f16 kernel, and only that.
 #[test]
 fn an_autoencoder_that_overflows_is_run_again_in_f32() {

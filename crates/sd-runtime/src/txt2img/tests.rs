@@ -184,13 +184,13 @@ fn what_is_not_finite_is_named() {
     let e = generate(&mut Fake::new(), &prompt("broken"), &mut Log::default()).unwrap_err().to_string();
     assert_eq!(
         e,
-        "text encoding: the prompt's states have NaN or infinite values, because a.weight (x.safetensors) has"
+        "text encoding: NaN or infinite values in the prompt's states, because there are such in a.weight (x.safetensors)"
     );
     let negative = ImageRequest { negative_prompt: "broken".into(), ..Default::default() };
     let e = generate(&mut Fake::new(), &negative, &mut Log::default()).unwrap_err().to_string();
     assert!(e.contains("the negative prompt's states"), "{e}");
     let e = generate(&mut Fake::new(), &prompt("unet"), &mut Log::default()).unwrap_err().to_string();
-    assert!(e.starts_with("denoising: the prediction of step 2 of 3 have NaN"), "{e}");
+    assert!(e.starts_with("denoising: NaN or infinite values in the prediction of step 2 of 3"), "{e}");
 }
 
 #[test]
@@ -222,6 +222,13 @@ fn any_multiple_of_eight_gives_its_size() {
     let request = ImageRequest { width: Some(72), height: Some(40), ..prompt("a") };
     let image = &generate(&mut Fake::new(), &request, &mut log).unwrap()[0];
     assert_eq!((image.width, image.height, image.rgb.len()), (72, 40, 72 * 40 * 3));
+    // It is the middle of the picture that the network computes.
+    let whole = ImageRequest { width: Some(128), height: Some(64), ..prompt("a") };
+    let whole = &generate(&mut Fake::new(), &whole, &mut Log::default()).unwrap()[0];
+    for (y, row) in image.rgb.chunks(72 * 3).enumerate() {
+        let from = ((y + 12) * 128 + 28) * 3;
+        assert_eq!(row, &whole.rgb[from..from + 72 * 3]);
+    }
     assert_eq!(log.warnings, ["width, height: the network computes 128x64; the picture is its middle 72x40"]);
 }
 

@@ -10,7 +10,16 @@ use serde_json::Value;
 use crate::support::{Fixture, json, procedural};
 
 /// Writes the checkpoint as `name` into the folder for tests' files. `edit` sees every tensor's name and values.
-pub(crate) fn write(name: &str, mut edit: impl FnMut(&str, &mut Vec<f32>)) -> PathBuf {
+pub(crate) fn write(name: &str, edit: impl FnMut(&str, &mut Vec<f32>)) -> PathBuf {
+    write_with(name, &[], edit)
+}
+
+/// [`write`] with further vectors by name.
+pub(crate) fn write_with(
+    name: &str,
+    more: &[(&str, Vec<f32>)],
+    mut edit: impl FnMut(&str, &mut Vec<f32>),
+) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let rule = Fixture::open("sd1_pipeline.safetensors").metadata("procedural");
     let names = json("sd1_names.json");
@@ -25,7 +34,14 @@ pub(crate) fn write(name: &str, mut edit: impl FnMut(&str, &mut Vec<f32>)) -> Pa
         specs.push(TensorSpec { name: stored_name.into(), dtype, shape: Shape::new(&shape).unwrap() });
         made_from.push((title, exponent, shift));
     }
+    for (name, values) in more {
+        let shape = Shape::new(&[values.len()]).unwrap();
+        specs.push(TensorSpec { name: (*name).into(), dtype: DType::F32, shape });
+    }
     write_safetensors(&path, &[("format", "pt")], &specs, |spec| {
+        if let Some((_, values)) = more.iter().find(|(name, _)| *name == spec.name) {
+            return from_f32(spec.dtype, values, values.len());
+        }
         let at = specs.iter().position(|s| s.name == spec.name).unwrap();
         let (title, exponent, shift) = made_from[at];
         let mut values = procedural(title, spec.shape.elements(), exponent, shift);
