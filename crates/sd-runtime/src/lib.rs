@@ -1,5 +1,16 @@
 //! The engine: requests, noise, schedules, samplers, guidance and the path from a prompt to a picture.
 //! Knows no argv and no HTTP. `ARCHITECTURE.md` says how the parts fit.
+//!
+//! ```no_run
+//! use sd_runtime::{CancelToken, Engine, ImageRequest};
+//!
+//! let mut engine = Engine::builder().model("model.safetensors").build()?;
+//! let request = ImageRequest { prompt: "a lighthouse at dusk".into(), ..ImageRequest::default() };
+//! for image in engine.generate(&request, &mut (), &CancelToken::new())? {
+//!     let (pixels, text): (Vec<u8>, String) = (image.rgb, image.parameters.to_text());
+//! }
+//! # Ok::<(), sd_runtime::Error>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod engine;

@@ -2,6 +2,9 @@
 
 use sd_core::{Error, Result};
 
+/// How much of a wrong name a message repeats.
+const LONGEST_SHOWN: usize = 60;
+
 /// A named choice among `all`, or a request error that lists them and suggests the nearest one.
 pub(crate) fn pick<T: Copy>(option: &str, given: &str, all: &[(&'static str, T)]) -> Result<T> {
     if let Some((_, value)) = all.iter().find(|(name, _)| *name == given) {
@@ -10,7 +13,8 @@ pub(crate) fn pick<T: Copy>(option: &str, given: &str, all: &[(&'static str, T)]
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
     let nearest =
         names.iter().map(|name| (distance(name, given), *name)).min().filter(|(d, name)| *d * 2 <= name.len());
-    let mut message = format!("{option}: no {given:?}");
+    let shown: String = given.chars().take(LONGEST_SHOWN).collect();
+    let mut message = format!("{option}: no {shown:?}");
     if let Some((_, name)) = nearest {
         message.push_str(&format!(", did you mean {name}?"));
     }
@@ -110,6 +114,7 @@ mod tests {
             e.to_string(),
             "sampler: no \"euler_b\", did you mean euler_a? (one of euler, euler_a, dpm++2m)"
         );
+        assert!(pick("sampler", &"x".repeat(1 << 20), ALL).unwrap_err().to_string().len() < 200);
         let e = pick("sampler", "plms", ALL).unwrap_err();
         assert_eq!(e.to_string(), "sampler: no \"plms\" (one of euler, euler_a, dpm++2m)");
     }
