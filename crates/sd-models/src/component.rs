@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sd_core::{Bytes, Error, Origin, Result, Scope, TensorMeta, WeightSource};
 
-use crate::names::{Part, Spelling, part_of};
+use crate::names::{Part, Spelling, is_ignored, part_of};
 
 /// A part of a model, wherever it is stored.
 pub struct Component {
@@ -26,7 +26,7 @@ impl Component {
     /// The parts in `file`. With `only`, the file is taken to hold nothing else, so its names need no prefix.
     pub(crate) fn split(file: &Arc<dyn WeightSource>, only: Option<Part>) -> Vec<Component> {
         let mut found: BTreeMap<(Part, &'static str), Vec<&str>> = BTreeMap::new();
-        for name in file.names() {
+        for name in file.names().into_iter().filter(|n| !is_ignored(n)) {
             if let Some(place) = part_of(name, only) {
                 found.entry(place).or_default().push(name);
             }
