@@ -1,6 +1,8 @@
 //! Developer commands. `cargo xtask help` lists them; `tests/` runs the ones that guard the repository.
 #![forbid(unsafe_code)]
 
+pub mod accept;
+pub mod networks;
 pub mod oracle;
 pub mod synth;
 pub mod tidy;
