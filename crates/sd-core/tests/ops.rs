@@ -290,7 +290,7 @@ fn products() {
 #[test]
 fn attention_with_masks() {
     let mut r = Random::new(8);
-    for [b, tq, tk, h, d, dv] in [[1, 5, 5, 1, 8, 8], [2, 7, 3, 2, 5, 9], [2, 6, 6, 3, 16, 4]] {
+    for [b, tq, tk, h, d, dv] in [[1, 5, 5, 1, 8, 8], [2, 7, 3, 2, 5, 9], [2, 6, 6, 3, 16, 4], [2, 131, 77, 2, 40, 23]] {
         let (q, k, v) = ([b, tq, h, d], [b, tk, h, d], [b, tk, h, dv]);
         let masks: &[&[usize]] = &[&[], &[tq, tk], &[b, 1, 1, tk], &[h, tq, 1], &[1, h, tq, tk], &[b, h, tq, tk]];
         for mask in masks {

@@ -90,8 +90,8 @@ fn cuts_do_not_change_a_bit() {
     let mut r = Random::new(1);
     for dtype in [DType::F32, DType::F16, DType::Q8_0] {
         let source = network(&mut r, dtype);
-        let program = build(&source, 5);
-        let x = inputs(&mut r, 5);
+        let program = build(&source, 11);
+        let x = inputs(&mut r, 11);
         assert_eq!(program.cuts().len(), BLOCKS + 1);
         for device in devices() {
             let mut whole = Runner::new(device.clone(), source.clone(), options(Cuts::None)).unwrap();
@@ -133,8 +133,9 @@ fn threads_do_not_change_a_bit() {
     let mut r = Random::new(3);
     for dtype in [DType::F32, DType::BF16, DType::Q4_0] {
         let source = network(&mut r, dtype);
-        let program = build(&source, 9);
-        let x = inputs(&mut r, 9);
+        // 78 tokens: more than one tile of queries.
+        let program = build(&source, 13);
+        let x = inputs(&mut r, 13);
         let with = |threads| {
             let options = RunnerOptions { threads, ..RunnerOptions::default() };
             let mut runner = Runner::new(Device::cpu().unwrap(), source.clone(), options).unwrap();

@@ -223,6 +223,28 @@ impl Context {
         self.adopt(t)
     }
 
+    /// `softmax(scale q kᵀ) v` for `q [d, m, h, b]`, `k [d, n, h, b]`, `v [e, n, h, b]`, f32 with contiguous rows:
+    /// `[e, h, m, b]`, in one operation whose memory does not grow with `n`.
+    pub(crate) fn flash_attention(&mut self, q: Id, k: Id, v: Id, scale: f32) -> Result<Id> {
+        let (nq, nk, nv) = (self.ne(q)?, self.ne(k)?, self.ne(v)?);
+        let mut dense = true;
+        for x in [q, k, v] {
+            dense &= self.is_f32(x)? && self.nb(x)?[0] == 4;
+        }
+        all(&[dense, nq[0] == nk[0], nk[1] == nv[1], nq[2..] == nk[2..], nk[2..] == nv[2..]], "flash_attention")?;
+        // ggml counts heads and rows in 32 bits here.
+        int(nq[1].saturating_mul(nq[2]).saturating_mul(nq[3]))?;
+        sized([nv[0], nq[2], nq[1], nq[3]])?;
+        let (pool, q, k, v) = (self.pool()?, self.raw(q)?, self.raw(k)?, self.raw(v)?);
+        // SAFETY: the pool has room for one tensor; the operands agree in width, length, heads and batch.
+        let t = unsafe {
+            let t = sys::ggml_flash_attn_ext(pool, q, k, v, std::ptr::null_mut(), scale, 0.0, 0.0);
+            sys::ggml_prec_set_acc(t, sys::GGML_PREC_F32);
+            t
+        };
+        self.adopt(t)
+    }
+
     /// Rows of `table [c, n]` at `ids [m]` i32, each below `n`, give `[c, m]`.
     pub(crate) fn get_rows(&mut self, table: Id, ids: Id) -> Result<Id> {
         let (nt, ni) = (self.ne(table)?, self.ne(ids)?);
