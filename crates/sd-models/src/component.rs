@@ -3,23 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sd_core::{Bytes, Error, Origin, Result, Scope, TensorMeta, WeightSource};
+use sd_core::{Scope, WeightSource};
 
 use crate::names::{Part, Spelling, is_ignored, part_of};
+use crate::view::View;
 
 /// A part of a model, wherever it is stored.
 pub struct Component {
     part: Part,
     scope: Scope,
     view: Arc<View>,
-}
-
-/// The tensors of a file that belong to one part, renamed.
-struct View {
-    file: Arc<dyn WeightSource>,
-    spelling: Spelling,
-    /// Names used here, with those of the file.
-    names: BTreeMap<String, String>,
 }
 
 impl Component {
@@ -38,13 +31,7 @@ impl Component {
             let Some(((_, prefix), names)) = places.max_by_key(|(_, names)| names.len()) else { continue };
             let bare: Vec<&str> = names.iter().filter_map(|n| n.strip_prefix(prefix)).collect();
             let spelling = Spelling::detect(part, prefix, &bare);
-            let mut map = BTreeMap::new();
-            for name in names {
-                if let Some(here) = spelling.here(name) {
-                    map.entry(here).or_insert_with(|| (*name).to_owned());
-                }
-            }
-            let view = Arc::new(View { file: file.clone(), spelling, names: map });
+            let view = Arc::new(View::new(file.clone(), spelling, names));
             out.push(Component { part, scope: Scope::root(view.clone()), view });
         }
         out
@@ -67,60 +54,26 @@ impl Component {
 
     /// How many elements its tensors have.
     pub fn parameters(&self) -> u64 {
-        self.metas().map(|m| m.shape.elements() as u64).sum()
+        self.view.names().into_iter().filter_map(|n| self.view.meta(n)).map(|m| m.shape.elements() as u64).sum()
     }
 
     /// How many bytes its tensors take in the file.
     pub fn bytes(&self) -> u64 {
-        self.metas().filter_map(|m| m.dtype.bytes(m.shape.elements(), m.shape.last())).map(|n| n as u64).sum()
+        self.view.file_bytes()
     }
 
     /// How many tensors there are.
     pub fn tensors(&self) -> usize {
-        self.view.names.len()
+        self.view.names().len()
     }
 
     /// The file it is in.
     pub(crate) fn file(&self) -> &Arc<dyn WeightSource> {
-        &self.view.file
+        self.view.file()
     }
 
-    /// The name in the file of a tensor.
-    pub(crate) fn file_name<'a>(&'a self, here: &'a str) -> &'a str {
-        self.view.names.get(here).map_or(here, String::as_str)
-    }
-
-    fn metas(&self) -> impl Iterator<Item = TensorMeta> + '_ {
-        self.view.names.values().filter_map(|n| self.view.file.meta(n))
-    }
-}
-
-impl View {
-    fn file_name(&self, here: &str) -> Result<&str> {
-        self.names.get(here).map(String::as_str).ok_or_else(|| {
-            let Origin { name, file } = self.origin(here);
-            Error::missing(name, file)
-        })
-    }
-}
-
-impl WeightSource for View {
-    fn names(&self) -> Vec<&str> {
-        self.names.keys().map(String::as_str).collect()
-    }
-
-    fn meta(&self, name: &str) -> Option<TensorMeta> {
-        self.file.meta(self.names.get(name)?)
-    }
-
-    fn bytes(&self, name: &str) -> Result<Bytes> {
-        self.file.bytes(self.file_name(name)?)
-    }
-
-    fn origin(&self, name: &str) -> Origin {
-        match self.names.get(name) {
-            Some(n) => self.file.origin(n),
-            None => self.file.origin(&self.spelling.file(name)),
-        }
+    /// The names in the file of what makes a tensor.
+    pub(crate) fn file_names(&self, here: &str) -> &[String] {
+        self.view.sources(here)
     }
 }

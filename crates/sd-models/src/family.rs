@@ -289,7 +289,7 @@ impl Model {
             for c in parts.iter().filter(|c| std::ptr::addr_eq(Arc::as_ptr(c.file()), Arc::as_ptr(&source))) {
                 let unused: BTreeSet<String> = c.scope().unused().into_iter().collect();
                 for here in c.source().names().into_iter().filter(|n| !unused.contains(*n)) {
-                    left.remove(c.file_name(here));
+                    c.file_names(here).iter().for_each(|n| _ = left.remove(n.as_str()));
                 }
             }
             for name in left {
@@ -488,7 +488,7 @@ fn alphas_cumprod(file: &Checkpoint) -> Result<Option<Vec<f32>>> {
 fn hint(e: Error, c: &Component) -> Error {
     let ErrorKind::MissingTensor { name, .. } = e.kind() else { return e };
     let unused = c.scope().unused();
-    let names = unused.iter().map(|n| c.file_name(n));
+    let names = unused.iter().flat_map(|n| c.file_names(n)).map(String::as_str);
     let limit = 2.max(name.len() / 6);
     let near = names.map(|n| (distance(n, name), n)).filter(|(d, _)| *d <= limit).min();
     let Some(near) = near.map(|(_, n)| format!("the file has {n}, which nothing reads")) else { return e };

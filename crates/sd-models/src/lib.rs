@@ -27,6 +27,7 @@ mod names;
 mod testing;
 pub mod text;
 pub mod vae;
+mod view;
 
 pub use component::Component;
 pub use family::{Defaults, Family, Files, Info, Latent, Model, PartReport, Prediction, Report, Unused};

@@ -119,7 +119,7 @@ pub(super) fn text(names: &[&str]) -> Vec<Row> {
 }
 
 fn row(file: impl Into<String>, here: impl Into<String>, inside: Pairs) -> Row {
-    Row { file: file.into(), here: here.into(), inside }
+    Row::new(file, here, inside)
 }
 
 /// The numbers directly below `prefix`.

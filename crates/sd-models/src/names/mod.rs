@@ -196,7 +196,7 @@ impl Spelling {
             return vec![(name.into(), Form::Same)];
         }
         let (rows, rest) = self.find(&self.by_file, name);
-        rows.map(|r| (join(&r.here, &swap(rest, r.inside.iter().copied())), r.form)).collect()
+        rows.into_iter().map(|r| (join(&r.here, &swap(rest, r.inside.iter().copied())), r.form)).collect()
     }
 
     /// The names in the file of what makes the tensor `here`, in order.
@@ -206,21 +206,21 @@ impl Spelling {
         for r in rows {
             let place = if let Form::Part(i) = r.form { i } else { 0 };
             let name = join(&r.file, &swap(rest, r.inside.iter().map(|&(file, here)| (here, file))));
-            parts.entry(place).or_insert_with(|| format!("{}{name}", self.prefix));
+            // Of rows that lead to one name, as where only some levels have attention, the last is right.
+            parts.insert(place, format!("{}{name}", self.prefix));
         }
         if parts.is_empty() { vec![format!("{}{here}", self.prefix)] } else { parts.into_values().collect() }
     }
 
     /// The rows of the longest module path that `name` starts with, and the rest of the name.
-    fn find<'a>(&self, index: &Index, name: &'a str) -> (impl Iterator<Item = &Row> + use<'_>, &'a str) {
+    fn find<'s, 'a>(&'s self, index: &Index, name: &'a str) -> (Vec<&'s Row>, &'a str) {
         let ends = name.match_indices('.').map(|(i, _)| i).chain([name.len()]).collect::<Vec<_>>();
         let found = ends.into_iter().rev().find_map(|end| {
             let (head, rest) = name.split_at_checked(end)?;
             Some((index.get(head)?.as_slice(), rest.strip_prefix('.').unwrap_or(rest)))
         });
         let (rows, rest) = found.unwrap_or_else(|| (index.get("").map_or(&[], Vec::as_slice), name));
-        let rows: Vec<&Row> = rows.iter().filter_map(|&i| self.rows.get(i)).collect();
-        (rows.into_iter(), rest)
+        (rows.iter().filter_map(|&i| self.rows.get(i)).collect(), rest)
     }
 }
 

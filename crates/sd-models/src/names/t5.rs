@@ -28,16 +28,15 @@ pub(super) fn encoder(names: &[&str]) -> Vec<Row> {
     if blocks.is_empty() {
         return Vec::new();
     }
-    let row = |file: String, here: String, inside| Row { file, here, inside };
-    let blocks = blocks.iter().map(|i| row(format!("enc.blk.{i}"), format!("encoder.block.{i}"), BLOCK));
-    let others = OTHERS.iter().map(|(file, here)| row((*file).into(), (*here).into(), &[]));
+    let blocks = blocks.iter().map(|i| Row::new(format!("enc.blk.{i}"), format!("encoder.block.{i}"), BLOCK));
+    let others = OTHERS.iter().map(|(file, here)| Row::new(*file, *here, &[]));
     blocks.chain(others).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::Spelling;
+    use crate::names::{Form, Spelling};
 
     /// As `gguf.get_tensor_name_map(MODEL_ARCH.T5ENCODER, 24)` of gguf 0.19.0 gives them.
     const NAMES: &[(&str, &str)] = &[
@@ -60,15 +59,13 @@ mod tests {
         let files: Vec<String> = NAMES.iter().map(|n| format!("{}.weight", n.0)).collect();
         let names: Vec<&str> = files.iter().map(String::as_str).collect();
         let rows = encoder(&names);
-        let by_file = rows.iter().enumerate().map(|(i, r)| (r.file.clone(), i)).collect();
-        let by_here = rows.iter().enumerate().map(|(i, r)| (r.here.clone(), i)).collect();
-        let spelling = Spelling { prefix: "", rows, by_file, by_here };
+        let spelling = Spelling::new("", rows);
         for (file, (_, here)) in files.iter().zip(NAMES) {
             let here = format!("{here}.weight");
-            assert_eq!(spelling.here(file).as_ref(), Some(&here));
-            assert_eq!(&spelling.file(&here), file);
+            assert_eq!(spelling.file(&here), [file.as_str()]);
+            assert_eq!(spelling.here(file), [(here, Form::Same)]);
         }
-        assert_eq!(spelling.here("dec.blk.0.attn_q.weight"), None);
+        assert_eq!(spelling.here("dec.blk.0.attn_q.weight"), []);
         assert!(encoder(&["shared.weight", "encoder.block.0.layer.0.layer_norm.weight"]).is_empty());
         // A great number asks for one row, not for as many.
         assert_eq!(encoder(&["enc.blk.18446744073709551615.attn_q.weight"]).len(), 3);
