@@ -1,7 +1,7 @@
 //! The graph: a list of checked nodes, built by model code and executed elsewhere.
 //!
 //! Every op checks its operands and infers its shape when it is called, so that a wrong file, adapter or size is
-//! an [`Error`](crate::Error) here, before any device object exists. [`Graph::finish`] turns the list into an
+//! an [`Error`] here, before any device object exists. [`Graph::finish`] turns the list into an
 //! immutable [`Program`]: dead nodes are dropped and what crosses each cut is verified.
 
 mod op;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::scope::{Scope, Weight};
+use crate::scope::{Role, Scope, Weight};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
-pub use op::{Binary, Norm, Op, Unary};
+pub use op::{Binary, Norm, Op, RopeLayout, Unary};
 pub use ops::{AttentionOptions, Conv2dOptions};
 pub use program::{Cut, Program};
 
@@ -43,7 +43,8 @@ pub struct Node {
     pub inputs: Vec<Var>,
     /// The shape of the result.
     pub shape: Shape,
-    /// The element type of the result: f32 or i32; for a weight, the type it is stored as.
+    /// The element type of the result: f32 or i32; for a matrix, kernel or table, the type it is
+    /// stored as.
     pub dtype: DType,
     /// A name for messages and taps.
     pub label: Option<Arc<str>>,
@@ -99,7 +100,9 @@ impl Graph {
         if let Some(&v) = self.inner.borrow().weights.get(w.name()) {
             return v;
         }
-        let v = self.push_node(Op::Weight(w.clone()), &[], w.shape(), w.dtype());
+        // Vectors are f32 in memory whatever the file has, so they can be operands of any op.
+        let dtype = if w.role() == Role::Vector { DType::F32 } else { w.dtype() };
+        let v = self.push_node(Op::Weight(w.clone()), &[], w.shape(), dtype);
         let mut inner = self.inner.borrow_mut();
         inner.nodes[v.index()].label = Some(w.name().into());
         inner.weights.insert(w.name().into(), v);
