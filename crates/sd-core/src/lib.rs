@@ -21,7 +21,7 @@ pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, Kind, Result};
 pub use exec::{Runner, RunnerOptions, TypePolicy};
-pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, Var};
+pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, RopeLayout, Var};
 pub use plan::Cuts;
 pub use scope::Scope;
 pub use shape::Shape;

@@ -337,8 +337,16 @@ impl Scope {
     /// # Errors
     /// The weight is missing.
     pub fn norm(&self, name: &str) -> Result<Norm> {
+        self.norm_with(name, "weight")
+    }
+
+    /// As [`Scope::norm`], for checkpoints that call the factor something other than `weight`.
+    ///
+    /// # Errors
+    /// The factor is missing.
+    pub fn norm_with(&self, name: &str, factor: &str) -> Result<Norm> {
         let w = self.sub(name);
-        let weight = Some(w.weight("weight", Role::Vector)?);
+        let weight = Some(w.weight(factor, Role::Vector)?);
         let bias = w.optional("bias", Role::Vector)?;
         Ok(Norm { path: w.path, weight, bias })
     }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use common::{Checkpoint, Random, devices, distance, reference};
 use sd_core::graph::{Graph, Var};
 use sd_core::scope::Role;
-use sd_core::{AttentionOptions, CancelToken, Conv2dOptions, DType, Runner, RunnerOptions, Scope, Tensor, scope};
+use sd_core::{
+    AttentionOptions, CancelToken, Conv2dOptions, DType, RopeLayout, Runner, RunnerOptions, Scope, Tensor, scope,
+};
 
 /// The largest error over the largest magnitude, by the type that weights are stored as. With f32 weights all is
 /// f32, summed in any order. With 16 bits the other factor is rounded to the same type, with quantised ones to 8 bits in blocks: half a
@@ -317,6 +319,27 @@ fn attention_with_masks() {
                     out
                 },
             );
+        }
+    }
+}
+
+#[test]
+fn rotary_positions() {
+    let mut r = Random::new(9);
+    for [b, t, h, d] in [[1, 5, 1, 2], [2, 7, 3, 10], [3, 1, 2, 6], [2, 9, 2, 128]] {
+        for table in [vec![t, d / 2], vec![b, t, d / 2]] {
+            let dims = [b, t, h, d];
+            let angles = r.values(table.iter().product());
+            let of = |f: fn(f32) -> f32| Tensor::f32(&table, angles.iter().map(|v| f(3.0 * v)).collect()).unwrap();
+            let inputs = [("x", r.tensor(&dims)), ("cos", of(f32::cos)), ("sin", of(f32::sin))];
+            check(&format!("rope of {dims:?} by {table:?}"), DType::F32, Checkpoint::default(), &inputs, |g, _| {
+                let x = g.input("x", &dims, DType::F32).unwrap();
+                let [cos, sin] = ["cos", "sin"].map(|n| g.input(n, &table, DType::F32).unwrap());
+                vec![
+                    g.rope(x, cos, sin, RopeLayout::Interleaved).unwrap(),
+                    g.rope(x, cos, sin, RopeLayout::Halves).unwrap(),
+                ]
+            });
         }
     }
 }

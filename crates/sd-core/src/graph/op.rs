@@ -63,6 +63,12 @@ pub enum Op {
         /// Position `i` attends to positions up to `i` only (`tq = tk`).
         causal: bool,
     },
+    /// `x [b, t, h, d]`, `cos` and `sin`, both `[t, d / 2]` or `[b, t, d / 2]`: pair `i` of each head turns by the angle
+    /// of its position.
+    Rope {
+        /// Which two elements are a pair.
+        layout: RopeLayout,
+    },
     /// `x` with the same elements in the node's shape.
     Reshape,
     /// `x`: axis `i` of the result is axis `axes[i]` of `x`.
@@ -148,6 +154,15 @@ pub enum Norm {
     },
 }
 
+/// Which two elements of the last axis turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeLayout {
+    /// Pair `i` is `x[2 i]` and `x[2 i + 1]`.
+    Interleaved,
+    /// Pair `i` is `x[i]` and `x[i + d / 2]`.
+    Halves,
+}
+
 impl Op {
     /// A word for messages.
     pub fn name(&self) -> &'static str {
@@ -179,6 +194,7 @@ impl Op {
             Op::Softmax => "softmax",
             Op::MatMulT => "matmul_t",
             Op::Attention { .. } => "attention",
+            Op::Rope { .. } => "rope",
             Op::Reshape => "reshape",
             Op::Permute { .. } => "permute",
             Op::Concat { .. } => "concat",

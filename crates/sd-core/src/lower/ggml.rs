@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 
 use super::layout::{self, binary, flip, ne};
+use super::rope;
 use super::workspace::{self, Layout};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -165,6 +166,11 @@ impl Lowering<'_> {
             Op::Softmax => self.ctx.soft_max(x, None, 1.0),
             Op::MatMulT => self.matmul_t(node, x, &dims),
             Op::Attention { scale, causal } => self.attention(node, *scale, *causal),
+            Op::Rope { layout } => {
+                let sizes = node.shape.array().ok_or_else(|| Error::internal("rope of other than four axes"))?;
+                let tables = [self.operand(node, 1)?.0, self.operand(node, 2)?.0];
+                rope::rope(&mut self.ctx, x, sizes, tables, *layout)
+            }
             Op::Reshape => self.ctx.reshape(x, flip(out)),
             Op::Permute { axes } => {
                 let axes: Vec<usize> = axes.iter().take(dims.len()).map(|&a| usize::from(a)).collect();

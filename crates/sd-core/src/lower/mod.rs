@@ -2,6 +2,7 @@
 
 mod ggml;
 mod layout;
+mod rope;
 mod workspace;
 
 pub(crate) use ggml::{Lowered, lower};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use sd_core::convert::to_f32;
-use sd_core::graph::{Binary, Norm, Op, Program, Unary, Var};
+use sd_core::graph::{Binary, Norm, Op, Program, RopeLayout, Unary, Var};
 use sd_core::{Data, Tensor, WeightSource};
 
 /// Row-major values.
@@ -201,6 +201,24 @@ fn compute(op: &Op, x: &[&Values], dims: &[usize]) -> Values {
                     softmax(&scores)
                 });
                 row.iter().enumerate().map(|(j, p)| p * x[2].get(&[b, j, h, at[3]])).sum()
+            })
+        }
+        Op::Rope { layout } => {
+            let half = dims[3] / 2;
+            Values::new(dims, |at| {
+                let (pair, second) = match layout {
+                    RopeLayout::Interleaved => (at[3] / 2, at[3] % 2 == 1),
+                    RopeLayout::Halves => (at[3] % half, at[3] >= half),
+                };
+                let element = |of: usize| {
+                    let i = match layout {
+                        RopeLayout::Interleaved => 2 * pair + of,
+                        RopeLayout::Halves => pair + of * half,
+                    };
+                    a.get(&[at[0], at[1], at[2], i])
+                };
+                let (cos, sin) = (x[1].get(&[at[0], at[1], pair]), x[2].get(&[at[0], at[1], pair]));
+                if second { element(0) * sin + element(1) * cos } else { element(0) * cos - element(1) * sin }
             })
         }
         Op::Reshape => Values { dims: dims.to_vec(), data: a.data.clone() },

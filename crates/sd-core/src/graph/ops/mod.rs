@@ -5,6 +5,7 @@ mod conv;
 mod elementwise;
 mod linear;
 mod norm;
+mod rope;
 mod shape;
 
 pub use attention::AttentionOptions;
