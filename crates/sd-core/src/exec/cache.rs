@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::RunnerOptions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ffi::{Buffer, Dev, Id, types};
+use crate::ffi::{Buffer, Dev, DevKind, Id, types};
 use crate::graph::{Op, Program, Var};
+use crate::kernels::CpuKernels;
 use crate::lower::{Lowered, lower};
 use crate::plan::{Segment, segments};
 use crate::scope::{Role, Weight};
@@ -50,7 +51,14 @@ pub struct SegmentSize {
 
 impl Plan {
     /// The plan of `program` on `dev`. The CPU computes what the device cannot, and `refuse`.
-    pub(super) fn new(program: &Program, dev: Dev, options: &RunnerOptions, refuse: &[&str]) -> Result<Plan> {
+    pub(super) fn new(
+        program: &Program,
+        dev: Dev,
+        options: &RunnerOptions,
+        kernels: CpuKernels,
+        refuse: &[&str],
+    ) -> Result<Plan> {
+        let isa = if dev.kind() == DevKind::Cpu { kernels.isa()? } else { None };
         let wide = wide_weights(program);
         let memory_type = |v: Var| -> Result<DType> {
             let Op::Weight(w) = &program.node(v).op else {
@@ -71,7 +79,7 @@ impl Plan {
         let mut stages = Vec::new();
         for segment in segments(program, &options.cuts)? {
             let mut lowered =
-                lower(program, &segment, dev, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
+                lower(program, &segment, dev, isa, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
             let mut refused = Vec::new();
             for &node in lowered.graph.nodes() {
                 let can = lowered.ctx.is_supported(node, dev)?;

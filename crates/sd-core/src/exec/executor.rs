@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ffi::{Backend, Buffer, Dev};
 use crate::graph::{Op, Program, Var};
+use crate::kernels::CpuKernels;
 use crate::residency::Store;
 use crate::tensor::{Data, Tensor, WeightSource};
 
@@ -28,6 +29,7 @@ pub struct Runner {
     workspace: Arena,
     carried: Arena,
     lowered: usize,
+    kernels: CpuKernels,
     /// Operations of ggml that the CPU is to compute although the device can: for tests.
     refuse: Vec<&'static str>,
 }
@@ -52,6 +54,7 @@ impl Runner {
             workspace,
             carried,
             lowered: 0,
+            kernels: CpuKernels::Auto,
             refuse,
         })
     }
@@ -158,6 +161,19 @@ impl Runner {
         }
     }
 
+    /// Uses other kernels on the CPU device from the next run on.
+    ///
+    /// # Errors
+    /// The machine cannot run them.
+    pub fn set_kernels(&mut self, kernels: CpuKernels) -> Result<()> {
+        kernels.isa()?;
+        if self.kernels != kernels {
+            self.kernels = kernels;
+            self.plans.clear();
+        }
+        Ok(())
+    }
+
     /// Frees the weights; the next run loads them again.
     pub fn release_weights(&mut self) {
         self.store.clear();
@@ -185,7 +201,7 @@ impl Runner {
             let plan = self.plans.remove(i);
             self.plans.push(plan);
         } else {
-            let plan = Plan::new(program, self.dev, &self.options, &self.refuse)?;
+            let plan = Plan::new(program, self.dev, &self.options, self.kernels, &self.refuse)?;
             self.lowered += plan.stages.len();
             if self.plans.len() >= KEPT {
                 self.plans.remove(0);
@@ -281,9 +297,10 @@ mod tests {
         let (want, none) = run(&[]);
         assert_eq!(none, 0);
         assert!(want[0].values().iter().any(|&v| v != 0.0) && want[0].is_finite());
-        // The names are ggml's; products are the scores, the weighted values and the linear layer.
+        // The names are ggml's; products are the scores and the weighted values, and a kernel's the linear layer.
         for (names, count) in [
-            (&["MUL_MAT"][..], 3),
+            (&["CUSTOM"][..], 1),
+            (&["MUL_MAT"], 2),
             (&["SOFT_MAX", "DIAG_MASK_INF"], 2),
             (&["SET"], 3),
             (&["NORM", "GELU_ERF"], 2),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use ggml_sys as sys;
 
 use super::buffer::Buffer;
+use super::custom::Custom;
 use super::device::{Backend, Dev};
 use super::twin::Twins;
 use super::types;
@@ -35,6 +36,8 @@ pub(crate) struct Context {
     ids: HashMap<NonNull<sys::ggml_tensor>, Id>,
     /// For each tensor that is not a view, the serial of its buffer and its offset; serial 0 is none.
     places: Vec<(u64, usize)>,
+    /// What nodes computed by the host itself lead to.
+    customs: Vec<Arc<Custom>>,
     /// Views whose addresses no longer follow from where their roots are.
     stale: bool,
 }
@@ -97,6 +100,7 @@ impl Context {
             tensors: Vec::new(),
             ids: HashMap::new(),
             places: Vec::new(),
+            customs: Vec::new(),
             stale: false,
         }
     }
@@ -129,6 +133,11 @@ impl Context {
         self.ids.insert(raw, id);
         self.places.push((0, 0));
         Ok(id)
+    }
+
+    /// Keeps what a node leads to for as long as the tensors.
+    pub(super) fn keep(&mut self, custom: Arc<Custom>) {
+        self.customs.push(custom);
     }
 
     pub(super) fn raw(&self, id: Id) -> Result<*mut sys::ggml_tensor> {

@@ -5,6 +5,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod context;
+mod custom;
 pub(crate) mod device;
 mod ops;
 pub(crate) mod rpc;
@@ -18,6 +19,7 @@ use ggml_sys as sys;
 
 pub(crate) use buffer::Buffer;
 pub(crate) use context::{Context, Graph, Id};
+pub(crate) use custom::{HostOp, Operand};
 pub(crate) use device::{Backend, Dev, DevKind};
 pub(crate) use ops::{Binary, Conv, Interpolation, Unary};
 

@@ -31,6 +31,15 @@ pub(crate) fn multiplies(dtype: DType) -> bool {
     }
 }
 
+/// Converts whole blocks at any even address to f32: `(blocks, values, elements)`.
+pub(crate) type Decoder = unsafe extern "C" fn(*const std::ffi::c_void, *mut f32, i64);
+
+/// ggml's conversion of a type to f32.
+pub(crate) fn decoder(dtype: DType) -> Option<Decoder> {
+    // SAFETY: the id is one of ggml's; the table entry is static.
+    unsafe { (*sys::ggml_get_type_traits(dtype.ggml_id()?)).to_float }
+}
+
 /// Elements converted per call: whole blocks of every type.
 const STEP: usize = 4096;
 

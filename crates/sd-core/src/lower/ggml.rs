@@ -11,6 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{self, Context, Conv, Dev, DevKind, Graph, Id, Interpolation};
 use crate::graph::{Binary, Node, Norm, Op, Program, Unary, Var};
+use crate::kernels::Isa;
 use crate::plan::Segment;
 use crate::tensor::Data;
 
@@ -37,17 +38,19 @@ pub(crate) struct Lowered {
     pub(crate) layout: Layout,
 }
 
-/// Lowers `segment` for `dev`. `memory_type` says which type a weight has in memory.
+/// Lowers `segment` for `dev`, with kernels for `isa` if there is one. `memory_type` says which type a weight has in
+/// memory.
 pub(crate) fn lower(
     program: &Program,
     segment: &Segment,
     dev: Dev,
+    isa: Option<&'static Isa>,
     memory_type: impl Fn(Var) -> Result<DType>,
 ) -> Result<Lowered> {
     // Other devices' fused attention rounds keys and values to f16.
     let fuses_attention = dev.kind() == DevKind::Cpu;
     let (values, constants) = (HashMap::new(), Vec::new());
-    let mut l = Lowering { program, ctx: Context::new(), values, constants, fuses_attention };
+    let mut l = Lowering { program, ctx: Context::new(), values, constants, fuses_attention, isa };
     let mut leaves = Vec::new();
     for &v in segment.leaves.iter().chain(&segment.reads) {
         let node = program.node(v);
@@ -83,12 +86,14 @@ pub(crate) fn lower(
     Ok(Lowered { ctx, graph, leaves, constants, writes, layout })
 }
 
-struct Lowering<'a> {
+pub(super) struct Lowering<'a> {
     program: &'a Program,
-    ctx: Context,
+    pub(super) ctx: Context,
     values: HashMap<Var, Id>,
     constants: Vec<(Id, Data)>,
     fuses_attention: bool,
+    /// Instructions of the kernels that take nodes from ggml.
+    pub(super) isa: Option<&'static Isa>,
 }
 
 impl Lowering<'_> {
@@ -104,7 +109,7 @@ impl Lowering<'_> {
     }
 
     /// The operand at `i`, with its row-major sizes.
-    fn operand(&self, node: &Node, i: usize) -> Result<(Id, Vec<usize>)> {
+    pub(super) fn operand(&self, node: &Node, i: usize) -> Result<(Id, Vec<usize>)> {
         let v =
             *node.inputs.get(i).ok_or_else(|| Error::internal(format!("{} lacks operand {i}", node.op.name())))?;
         Ok((self.value(v)?, self.dims(v).to_vec()))
@@ -135,6 +140,9 @@ impl Lowering<'_> {
     }
 
     fn node(&mut self, node: &Node) -> Result<Id> {
+        if let Some(id) = self.kernel(node)? {
+            return Ok(id);
+        }
         let (x, dims) = self.operand(node, 0)?;
         let out = node.shape.dims();
         match &node.op {

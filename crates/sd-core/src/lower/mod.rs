@@ -1,5 +1,6 @@
 //! From the graph to what devices execute. Only here do shapes turn from row-major to ggml's order.
 
+mod cpu;
 mod ggml;
 mod layout;
 mod rope;

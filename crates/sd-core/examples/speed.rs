@@ -1,0 +1,149 @@
+//! Arithmetic speed of matrix products and convolutions on one thread: each of the kernels that the machine has, beside
+//! ggml's own operations in the same run. Times are of the thread's processor, medians of several runs.
+//!
+//! `cargo run --release -p sd-core --example speed`
+#![allow(clippy::print_stdout)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sd_core::convert::from_f32;
+use sd_core::graph::{Graph, Var};
+use sd_core::{
+    Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Result, Runner, RunnerOptions,
+    Scope, Shape, Tensor, TensorMeta, WeightSource,
+};
+
+const KERNELS: [CpuKernels; 4] = [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512];
+const RUNS: usize = 5;
+
+#[derive(Default)]
+struct Weights(BTreeMap<String, (Vec<usize>, DType, Bytes)>);
+
+impl Weights {
+    fn one(dims: &[usize], dtype: DType) -> Result<Weights> {
+        let row = dims.last().copied().unwrap_or(1);
+        let bytes = from_f32(dtype, &values(dims.iter().product()), row)?;
+        Ok(Weights([("a.weight".to_string(), (dims.to_vec(), dtype, bytes.into()))].into()))
+    }
+}
+
+impl WeightSource for Weights {
+    fn names(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+
+    fn meta(&self, name: &str) -> Option<TensorMeta> {
+        let (dims, dtype, _) = self.0.get(name)?;
+        Some(TensorMeta { shape: Shape::new(dims).ok()?, dtype: *dtype })
+    }
+
+    fn bytes(&self, name: &str) -> Result<Bytes> {
+        self.0.get(name).map(|t| t.2.clone()).ok_or_else(|| Error::missing(name, "memory"))
+    }
+
+    fn origin(&self, name: &str) -> Origin {
+        Origin { name: name.into(), file: "memory".into() }
+    }
+}
+
+fn values(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i as f32 * 12.9898).sin() * 437.58).fract()).collect()
+}
+
+/// Seconds that this process's threads have computed: nobody else's work counts.
+fn seconds() -> f64 {
+    let ticks = || -> Option<f64> {
+        let text = std::fs::read_to_string("/proc/self/schedstat").ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    };
+    ticks().map_or_else(
+        || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |t| t.as_secs_f64()),
+        |nanoseconds| nanoseconds / 1e9,
+    )
+}
+
+/// Prints a line for the graph that `build` makes of an input and weight `a`.
+fn measure(
+    what: &str,
+    flop: f64,
+    dims: &[usize],
+    weights: Weights,
+    build: impl Fn(&Graph, &Scope, Var) -> Result<Var>,
+) -> Result<()> {
+    let source = Arc::new(weights);
+    let g = Graph::new();
+    let x = g.input("x", dims, DType::F32)?;
+    let y = build(&g, &Scope::root(source.clone()), x)?;
+    // One element of the result, so that copying it out takes no time.
+    let one = g.slice(g.reshape(y, &[g.shape(y).elements()])?, 0, 0, 1)?;
+    let program = g.finish(&[one])?;
+    let x = Tensor::f32(dims, values(dims.iter().product()))?;
+    let mut line = format!("{what:<42}");
+    for kernels in KERNELS {
+        if !kernels.is_available() {
+            line += &format!("{:>10}", "-");
+            continue;
+        }
+        let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
+        let mut runner = Runner::new(Device::cpu()?, source.clone(), options)?;
+        runner.set_kernels(kernels)?;
+        let mut times = Vec::new();
+        for _ in 0..=RUNS {
+            let start = seconds();
+            runner.run(&program, &[("x", &x)], &CancelToken::new())?;
+            times.push(seconds() - start);
+        }
+        // The first run lowers and loads.
+        times.remove(0);
+        times.sort_by(f64::total_cmp);
+        line += &format!("{:>10.1}", flop / times[RUNS / 2] / 1e9);
+    }
+    println!("{line}");
+    Ok(())
+}
+
+fn linear(m: usize, n: usize, k: usize, dtype: DType) -> Result<()> {
+    let flop = 2.0 * m as f64 * n as f64 * k as f64;
+    let weights = Weights::one(&[n, k], dtype)?;
+    measure(&format!("linear {m} x {k} by {n}, {dtype}"), flop, &[m, k], weights, |g, w, x| {
+        g.linear(&w.linear("a")?, x)
+    })
+}
+
+fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dtype: DType) -> Result<()> {
+    let out = size / stride;
+    let flop = 2.0 * (channels * kernel * kernel * n * out * out) as f64;
+    let weights = Weights::one(&[n, channels, kernel, kernel], dtype)?;
+    let what = format!("conv {kernel}x{kernel}/{stride} {channels} to {n} at {size}², {dtype}");
+    measure(&what, flop, &[1, channels, size, size], weights, |g, w, x| {
+        g.conv2d(&w.conv2d("a")?, x, Conv2dOptions { stride, padding: kernel / 2, dilation: 1 })
+    })
+}
+
+fn main() -> Result<()> {
+    let names = KERNELS.map(|k| format!("{:>10}", format!("{k:?}").to_lowercase()));
+    println!("{:<42}{}   GFLOP/s", "", names.concat());
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4K] {
+        linear(1024, 1280, 1280, dtype)?;
+    }
+    for dtype in [DType::F32, DType::F16] {
+        linear(4096, 320, 320, dtype)?;
+        linear(77, 768, 768, dtype)?;
+    }
+    for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4K] {
+        linear(1, 4096, 4096, dtype)?;
+        linear(2, 4096, 4096, dtype)?;
+        linear(8, 4096, 4096, dtype)?;
+    }
+    for dtype in [DType::F32, DType::F16] {
+        conv(320, 320, 64, 3, 1, dtype)?;
+        conv(1280, 1280, 16, 3, 1, dtype)?;
+        conv(1280, 1280, 8, 3, 1, dtype)?;
+        conv(320, 320, 64, 3, 2, dtype)?;
+        conv(640, 640, 32, 1, 1, dtype)?;
+        conv(128, 128, 256, 3, 1, dtype)?;
+        conv(128, 3, 256, 3, 1, dtype)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! The loops around the tiles: which part of both factors is packed when, and which thread computes what.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::{Base, DEPTH, Isa, Tile, pack};
+
+/// Tiles of rows that are packed at a time, at most.
+const CHUNK: usize = 16;
+
+/// Elements of the left factor up to which it is packed once for all columns.
+const WHOLE: usize = 1 << 18;
+
+/// A product whose right factor is cut into panels, each as many columns wide as a tile.
+pub(super) trait Product {
+    /// Rows of the result.
+    fn rows(&self) -> usize;
+    /// Terms of each sum.
+    fn depth(&self) -> usize;
+    /// Panels of columns.
+    fn panels(&self, isa: &Isa) -> usize;
+    /// A value for each row, added to its sums.
+    fn row_bias(&self) -> Option<*const f32>;
+    /// Where the result of a panel goes.
+    fn panel(&self, isa: &Isa, panel: usize) -> Panel;
+    /// Rows of the left factor as `[terms][rows]`.
+    ///
+    /// # Safety
+    /// The machine has `isa`; rows and terms exist, the latter from a multiple of [`DEPTH`] on and at most as many; `to`
+    /// has room for them, and `room` for [`pack::ROOM`].
+    unsafe fn pack_rows(&self, isa: &Isa, rows: Range<usize>, terms: Range<usize>, to: *mut f32, room: *mut f32);
+    /// A panel of the right factor as `[terms][isa.columns]`.
+    ///
+    /// # Safety
+    /// As for [`Product::pack_rows`].
+    unsafe fn pack_columns(&self, isa: &Isa, panel: usize, terms: Range<usize>, to: *mut f32, room: *mut f32);
+}
+
+/// The place of one panel in the result.
+pub(super) struct Panel {
+    /// Its element in row 0.
+    pub(super) c: *mut f32,
+    /// Elements from one row to the next.
+    pub(super) stride: usize,
+    /// Columns that exist.
+    pub(super) columns: usize,
+    /// A value for each of them, added to its sums.
+    pub(super) bias: Option<*const f32>,
+}
+
+/// One cache line, so that panels begin at one.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+/// Packed factors of one thread, kept for its next product.
+#[derive(Default)]
+struct Scratch {
+    a: Vec<Line>,
+    b: Vec<Line>,
+    room: Vec<Line>,
+}
+
+fn reserve(v: &mut Vec<Line>, elements: usize) -> *mut f32 {
+    let lines = elements.div_ceil(16);
+    if v.len() < lines {
+        v.resize(lines, Line([0.0; 16]));
+    }
+    v.as_mut_ptr().cast()
+}
+
+/// The share of thread `part` of `parts`.
+fn share(total: usize, part: usize, parts: usize) -> Range<usize> {
+    let at = |i: usize| (total as u128 * i as u128 / parts.max(1) as u128) as usize;
+    at(part)..at(part + 1)
+}
+
+/// Computes what thread `part` of `parts` has to of `p`: some of the panels or some of the rows, of which there are
+/// more.
+///
+/// # Safety
+/// The machine has `isa`, and what `p` points to is valid; nobody else touches the result's elements of this part.
+pub(super) unsafe fn compute(isa: &Isa, p: &impl Product, part: usize, parts: usize) {
+    thread_local! {
+        static SCRATCH: RefCell<Scratch> = RefCell::default();
+    }
+    let (rows, panels) = (p.rows(), p.panels(isa));
+    let by_panels = panels.saturating_mul(isa.columns) >= rows;
+    let (rows, panels) = match by_panels {
+        true => (0..rows, share(panels, part, parts)),
+        false => (share(rows, part, parts), 0..panels),
+    };
+    if rows.is_empty() || panels.is_empty() {
+        return;
+    }
+    SCRATCH.with(|s| match s.try_borrow_mut() {
+        // SAFETY: as the caller promises.
+        Ok(mut scratch) => unsafe { block(isa, p, rows, panels, &mut scratch) },
+        // SAFETY: as the caller promises.
+        Err(_) => unsafe { block(isa, p, rows, panels, &mut Scratch::default()) },
+    });
+}
+
+/// # Safety
+/// As for [`compute`]; rows and panels exist.
+unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+    let (m, depth) = (rows.len(), p.depth());
+    // Rows of a tile: as even as can be.
+    let height = m.div_ceil(m.div_ceil(isa.rows));
+    let whole = m.saturating_mul(depth) <= WHOLE;
+    let chunk = if whole { m } else { height * CHUNK };
+    // A panel that few rows use is used while it is near.
+    let wide = if m <= isa.rows { 1 } else { (isa.block / isa.columns).max(1) };
+    let a = reserve(&mut scratch.a, if whole { m * depth } else { chunk * DEPTH });
+    let b = reserve(&mut scratch.b, wide * isa.columns * DEPTH);
+    let room = reserve(&mut scratch.room, pack::ROOM);
+    // The tiles of rows `some` as panels one after another.
+    let pack_tiles = |some: Range<usize>, terms: Range<usize>, to: *mut f32| {
+        for first in some.clone().step_by(height) {
+            let tile = first..(first + height).min(some.end);
+            let to = to.wrapping_add((first - some.start) * terms.len());
+            // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
+            unsafe { p.pack_rows(isa, tile, terms.clone(), to, room) };
+        }
+    };
+    if whole {
+        for from in (0..depth).step_by(DEPTH) {
+            pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(from * m));
+        }
+    }
+    for first_panel in panels.clone().step_by(wide) {
+        let some_panels = first_panel..(first_panel + wide).min(panels.end);
+        for from in (0..depth).step_by(DEPTH) {
+            let terms = from..(from + DEPTH).min(depth);
+            let panel_size = terms.len() * isa.columns;
+            for (i, panel) in some_panels.clone().enumerate() {
+                let to = b.wrapping_add(i * panel_size);
+                // SAFETY: `b` holds `wide` panels.
+                unsafe { p.pack_columns(isa, panel, terms.clone(), to, room) };
+            }
+            for first_row in rows.clone().step_by(chunk) {
+                let some_rows = first_row..(first_row + chunk).min(rows.end);
+                let a = if whole {
+                    a.wrapping_add(from * m)
+                } else {
+                    pack_tiles(some_rows.clone(), terms.clone(), a);
+                    a
+                };
+                for (i, panel) in some_panels.clone().enumerate() {
+                    let to = p.panel(isa, panel);
+                    for row in some_rows.clone().step_by(height) {
+                        let base = match (from, p.row_bias(), to.bias) {
+                            (0, Some(bias), _) => Base::Rows(bias.wrapping_add(row)),
+                            (0, None, Some(bias)) => Base::Columns(bias),
+                            (0, None, None) => Base::Zero,
+                            _ => Base::Sum,
+                        };
+                        let tile = Tile {
+                            depth: terms.len(),
+                            a: a.wrapping_add((row - some_rows.start) * terms.len()),
+                            b: b.wrapping_add(i * panel_size),
+                            c: to.c.wrapping_add(row * to.stride),
+                            stride: to.stride,
+                            columns: to.columns,
+                            base,
+                        };
+                        // SAFETY: both panels are packed, the tile's elements and biases exist.
+                        unsafe { (isa.tile)(height.min(some_rows.end - row), &tile) };
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `x [m, k]` times `w [n, k]` transposed, plus the bias: `[m, n]`.
+
+use std::ops::Range;
+
+use super::gemm::{self, Panel, Product};
+use super::pack::Matrix;
+use super::{Isa, MAX_COLUMNS};
+use crate::dtype::DType;
+use crate::ffi::{HostOp, Operand};
+
+/// Sizes and types of the factors.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    pub(crate) isa: &'static Isa,
+    /// Rows of `x` and of the result.
+    pub(crate) m: usize,
+    /// Rows of `w`.
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    /// How `w` is stored: `super::can_read` it.
+    pub(crate) dtype: DType,
+    /// Whether there is a bias, `[n]` f32.
+    pub(crate) bias: bool,
+}
+
+impl HostOp for Linear {
+    fn operands(&self) -> Vec<Operand> {
+        let mut all = vec![(DType::F32, [self.m, self.k]), (self.dtype, [self.n, self.k])];
+        if self.bias {
+            all.push((DType::F32, [1, self.n]));
+        }
+        all
+    }
+
+    fn elements(&self) -> usize {
+        self.m * self.n
+    }
+
+    unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
+        let &[x, w, ref bias @ ..] = operands else { return };
+        let weight = Matrix::new(self.dtype, w, self.k);
+        let p = Factors { sizes: self, x: x.cast(), weight, bias: bias.first().map(|b| b.cast()), out };
+        // SAFETY: the operands are as long as `operands` says and the result as `elements`.
+        unsafe { gemm::compute(self.isa, &p, part, parts) }
+    }
+}
+
+struct Factors<'a> {
+    sizes: &'a Linear,
+    x: *const f32,
+    weight: Matrix,
+    bias: Option<*const f32>,
+    out: *mut f32,
+}
+
+impl Product for Factors<'_> {
+    fn rows(&self) -> usize {
+        self.sizes.m
+    }
+
+    fn depth(&self) -> usize {
+        self.sizes.k
+    }
+
+    fn panels(&self, isa: &Isa) -> usize {
+        self.sizes.n.div_ceil(isa.columns)
+    }
+
+    fn row_bias(&self) -> Option<*const f32> {
+        None
+    }
+
+    fn panel(&self, isa: &Isa, panel: usize) -> Panel {
+        let first = panel * isa.columns;
+        Panel {
+            c: self.out.wrapping_add(first),
+            stride: self.sizes.n,
+            columns: isa.columns.min(self.sizes.n - first),
+            bias: self.bias.map(|b| b.wrapping_add(first)),
+        }
+    }
+
+    unsafe fn pack_rows(&self, isa: &Isa, rows: Range<usize>, terms: Range<usize>, to: *mut f32, _: *mut f32) {
+        let count = rows.len().min(MAX_COLUMNS);
+        let mut from = [self.x; MAX_COLUMNS];
+        for (p, row) in from.iter_mut().zip(rows) {
+            *p = self.x.wrapping_add(row * self.sizes.k + terms.start);
+        }
+        // SAFETY: the rows exist and have the terms.
+        unsafe { (isa.transpose)(&from[..count], terms.len(), to) }
+    }
+
+    unsafe fn pack_columns(&self, isa: &Isa, panel: usize, terms: Range<usize>, to: *mut f32, room: *mut f32) {
+        let first = panel * isa.columns;
+        let rows = first..(first + isa.columns).min(self.sizes.n);
+        // SAFETY: as the caller promises.
+        unsafe { self.weight.pack(isa, rows, isa.columns, terms, to, room) }
+    }
+}

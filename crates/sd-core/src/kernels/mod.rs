@@ -1,0 +1,170 @@
+//! Matrix products and convolutions on the CPU: one blocked driver over inner loops for each instruction set.
+//!
+//! Weights of any stored type are converted to f32 tile by tile while they are packed; products and sums are f32. Work
+//! is divided by output elements only, and each element is summed over `k` in one order: blocks of [`DEPTH`] one after
+//! another, each from its first term to its last. So a result depends neither on the number of threads nor on what else
+//! is computed with it, but it does depend on the instruction set.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod conv2d;
+mod gemm;
+mod linear;
+mod pack;
+mod portable;
+#[cfg(test)]
+mod tests;
+
+use std::sync::OnceLock;
+
+pub(crate) use conv2d::{Conv2d, Geometry};
+pub(crate) use linear::Linear;
+pub(crate) use pack::can_read;
+
+use crate::error::{Error, Result};
+
+/// Terms that are summed in registers before they are added to the result: whole blocks of every stored type.
+const DEPTH: usize = 256;
+
+/// The most columns of a tile on any instruction set.
+const MAX_COLUMNS: usize = 32;
+
+/// What computes matrix products and convolutions on the CPU.
+///
+/// The environment variable `SD_CPU`, one of `avx512`, `avx2`, `portable` and `ggml`, chooses for `Auto`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CpuKernels {
+    /// What `SD_CPU` says, else the best that the machine has.
+    #[default]
+    Auto,
+    /// AVX-512F.
+    Avx512,
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// Any machine.
+    Portable,
+    /// ggml's own operations.
+    Ggml,
+}
+
+impl CpuKernels {
+    /// The names that `SD_CPU` takes.
+    const NAMES: [(&str, CpuKernels); 4] = [
+        ("avx512", CpuKernels::Avx512),
+        ("avx2", CpuKernels::Avx2),
+        ("portable", CpuKernels::Portable),
+        ("ggml", CpuKernels::Ggml),
+    ];
+
+    /// Whether this machine can run them.
+    pub fn is_available(self) -> bool {
+        matches!(self, CpuKernels::Auto | CpuKernels::Ggml) || self.find().is_some()
+    }
+
+    /// The inner loops; `None` for ggml's operations.
+    pub(crate) fn isa(self) -> Result<Option<&'static Isa>> {
+        match self {
+            CpuKernels::Ggml => Ok(None),
+            CpuKernels::Auto => Ok(automatic()),
+            _ => match self.find() {
+                Some(isa) => Ok(Some(isa)),
+                None => Err(Error::unsupported(format!("this processor cannot run {self:?} kernels"))),
+            },
+        }
+    }
+
+    fn find(self) -> Option<&'static Isa> {
+        match self {
+            CpuKernels::Portable => Some(&portable::ISA),
+            #[cfg(target_arch = "x86_64")]
+            CpuKernels::Avx512 => avx512::is_available().then_some(&avx512::ISA),
+            #[cfg(target_arch = "x86_64")]
+            CpuKernels::Avx2 => avx2::is_available().then_some(&avx2::ISA),
+            _ => None,
+        }
+    }
+}
+
+/// The choice for the process: `SD_CPU` is read once.
+fn automatic() -> Option<&'static Isa> {
+    static CHOICE: OnceLock<Option<&'static Isa>> = OnceLock::new();
+    *CHOICE.get_or_init(|| {
+        if let Ok(name) = std::env::var("SD_CPU")
+            && !name.is_empty()
+        {
+            match chosen(&name) {
+                Ok(isa) => return isa,
+                Err(e) => tracing::warn!("SD_CPU={name} is ignored: {e}"),
+            }
+        }
+        [CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable].into_iter().find_map(CpuKernels::find)
+    })
+}
+
+/// The inner loops that a value of `SD_CPU` names.
+fn chosen(name: &str) -> Result<Option<&'static Isa>> {
+    match CpuKernels::NAMES.iter().find(|n| n.0.eq_ignore_ascii_case(name)) {
+        Some((_, kernels)) => kernels.isa(),
+        None => {
+            let names: Vec<&str> = CpuKernels::NAMES.iter().map(|n| n.0).collect();
+            Err(Error::request(format!("want one of {}", names.join(", "))))
+        }
+    }
+}
+
+/// The inner loops of one instruction set. Callers of the functions make sure that the machine has it, which
+/// [`CpuKernels::find`] does, and that pointers are valid for what each function says.
+pub(crate) struct Isa {
+    /// The most rows of a tile.
+    rows: usize,
+    /// Columns of a tile, whose elements are neighbours in memory.
+    columns: usize,
+    /// Columns that are packed at a time, at most.
+    block: usize,
+    /// Computes a tile of at most `rows` rows.
+    tile: unsafe fn(rows: usize, tile: &Tile),
+    /// `to[i * from.len() + r] = from[r][i]` for `i < len`.
+    transpose: unsafe fn(from: &[*const f32], len: usize, to: *mut f32),
+    /// `to[i * step + lane] = from[i * plane + index[lane]]` for `i < count`; 0 where the index is negative. There
+    /// are as many indices as columns of a tile.
+    gather: unsafe fn(index: &[i32], from: *const f32, plane: usize, count: usize, to: *mut f32, step: usize),
+    /// f16 to f32.
+    halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
+}
+
+impl std::fmt::Debug for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}", self.rows, self.columns)
+    }
+}
+
+/// One tile of a result: `c[r][j] = base[r][j] + Σ_i a[i][r] b[i][j]`.
+struct Tile {
+    /// Terms, at most [`DEPTH`].
+    depth: usize,
+    /// `[depth][rows]`.
+    a: *const f32,
+    /// `[depth][columns]`.
+    b: *const f32,
+    /// The first element.
+    c: *mut f32,
+    /// Elements from one row to the next.
+    stride: usize,
+    /// Columns that exist.
+    columns: usize,
+    base: Base,
+}
+
+/// What the terms of a tile are added to.
+#[derive(Clone, Copy)]
+enum Base {
+    /// What is there.
+    Sum,
+    Zero,
+    /// A value for each row.
+    Rows(*const f32),
+    /// A value for each column that exists.
+    Columns(*const f32),
+}

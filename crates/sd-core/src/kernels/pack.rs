@@ -1,0 +1,89 @@
+//! Matrices of any stored type, converted and reordered tile by tile.
+
+use super::{DEPTH, Isa, MAX_COLUMNS};
+use crate::dtype::DType;
+use crate::ffi::types::{self, Decoder};
+
+/// Elements that conversion needs room for.
+pub(super) const ROOM: usize = MAX_COLUMNS * DEPTH;
+
+/// What stands for rows that a panel has room for and the matrix lacks.
+static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
+
+/// Whether kernels can read a matrix stored as `dtype`.
+pub(crate) fn can_read(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || (dtype.is_quantised() && decoder(dtype).is_some())
+}
+
+fn decoder(dtype: DType) -> Option<Decoder> {
+    types::decoder(dtype)
+}
+
+/// Rows of stored elements, one after another.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix {
+    dtype: DType,
+    data: *const u8,
+    /// Bytes of a row.
+    row: usize,
+    decode: Option<Decoder>,
+}
+
+impl Matrix {
+    /// Rows of `k` elements at `data`.
+    pub(super) fn new(dtype: DType, data: *const u8, k: usize) -> Matrix {
+        Matrix { dtype, data, row: k / dtype.block() * dtype.block_bytes(), decode: decoder(dtype) }
+    }
+
+    /// A panel `[terms.len()][width]` of the rows from `first` on: `count` of them, then zeros.
+    ///
+    /// # Safety
+    /// The machine has `isa`. The rows exist, with `terms`, which start at a multiple of [`DEPTH`] and are at most
+    /// as many. `width` is at most [`MAX_COLUMNS`]; `to` is valid for `width * terms.len()` writes, `room` for [`ROOM`].
+    pub(super) unsafe fn pack(
+        &self,
+        isa: &Isa,
+        rows: std::ops::Range<usize>,
+        width: usize,
+        terms: std::ops::Range<usize>,
+        to: *mut f32,
+        room: *mut f32,
+    ) {
+        let len = terms.len();
+        let start = terms.start / self.dtype.block() * self.dtype.block_bytes();
+        let mut from = [ZEROS.as_ptr(); MAX_COLUMNS];
+        for (i, (p, row)) in from.iter_mut().zip(rows).enumerate() {
+            let stored = self.data.wrapping_add(row * self.row + start);
+            *p = if self.dtype == DType::F32 {
+                stored.cast()
+            } else {
+                let values = room.wrapping_add(i * DEPTH);
+                // SAFETY: the row has `len` elements from `start`, in whole blocks; `values` has room for `DEPTH`.
+                unsafe { self.read(isa, stored, len, values) };
+                values
+            };
+        }
+        // SAFETY: each row is valid for `len` reads: stored, converted or zeros.
+        unsafe { (isa.transpose)(&from[..width.min(MAX_COLUMNS)], len, to) }
+    }
+
+    /// # Safety
+    /// `from` is valid for `len` stored elements in whole blocks, `to` for as many writes.
+    unsafe fn read(&self, isa: &Isa, from: *const u8, len: usize, to: *mut f32) {
+        // SAFETY: as the caller promises; decoders read whole blocks.
+        unsafe {
+            match (self.dtype, self.decode) {
+                (DType::F16, _) => (isa.halves)(from, len, to),
+                (DType::BF16, _) => {
+                    for i in 0..len {
+                        let bits = u16::from_ne_bytes(from.wrapping_add(2 * i).cast::<[u8; 2]>().read());
+                        *to.wrapping_add(i) = f32::from_bits(u32::from(bits) << 16);
+                    }
+                }
+                (_, Some(decode)) => decode(from.cast(), to, len as i64),
+                // `can_read` was asked before.
+                (_, None) => std::slice::from_raw_parts_mut(to, len).fill(f32::NAN),
+            }
+        }
+    }
+}
