@@ -244,8 +244,8 @@ fn single_block(g: &Graph, w: &Scope, cfg: &Config, x: Var, cond: &Cond) -> Resu
     let [shift, scale, gate] = g.chunk(g.linear(&w.linear("modulation.lin")?, cond.vec)?)?;
     let y = modulate(g, &w.sub("pre_norm"), x, &Modulation { shift, scale, gate })?;
     let y = g.linear(&w.linear("linear1")?, y)?; // [b, n + t, 3c + mlp]
-    let qkv = g.slice(y, 2, 0, 3 * cfg.hidden)?;
-    let mlp = g.slice(y, 2, 3 * cfg.hidden, cfg.mlp)?;
+    let width = cfg.hidden.saturating_mul(3);
+    let (qkv, mlp) = (g.slice(y, 2, 0, width)?, g.slice(y, 2, width, cfg.mlp)?);
 
     let [q, k, v] = heads(g, &w.sub("norm"), cfg, qkv)?;
     let y = attend(g, q, k, v, cond)?;
