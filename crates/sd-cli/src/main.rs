@@ -1,4 +1,53 @@
 //! `sd-cli`: parses the command line, asks the engine, writes files.
 #![forbid(unsafe_code)]
 
-fn main() {}
+mod args;
+mod console;
+mod generate;
+mod interrupt;
+mod later;
+
+use anyhow::{Context, Result};
+use args::Args;
+use console::Console;
+use sd_runtime::Device;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use tracing::{debug, error};
+
+fn main() -> ExitCode {
+    let args = match Args::read(std::env::args_os()) {
+        Ok(args) => args,
+        // Help and version are errors to clap; both go to stdout.
+        Err(e) => {
+            let printed = e.print();
+            return if e.use_stderr() || printed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+        }
+    };
+    let console = Console::default();
+    console.log(args.cli.log_level, args.cli.color);
+    debug!("sd-rs {}", env!("CARGO_PKG_VERSION"));
+    debug!("{args:?}");
+    match run(&args, &console) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            error!("{e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args, console: &Console) -> Result<()> {
+    let servers = args.context.rpc_servers.iter().flat_map(|list| list.split(','));
+    for server in servers.map(str::trim).filter(|server| !server.is_empty()) {
+        sd_runtime::add_rpc_server(server).context("--rpc-servers")?;
+    }
+    if args.context.list_devices {
+        let mut stdout = io::stdout().lock();
+        for device in Device::all() {
+            writeln!(stdout, "{}\t{}", device.name(), device.description()).context("--list-devices")?;
+        }
+        return Ok(());
+    }
+    generate::run(args, console, &interrupt::token()?)
+}

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_file_appears_whole_or_not_at_all() {
-        let dir = scratch("a/b");
+        let dir = scratch("a").join("b");
         let path = dir.join("out.bin");
         let mut w = Atomic::create(&path).unwrap();
         w.write(b"half").unwrap();
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(names(&dir), ["out.bin"]);
         let e = write_file(&dir, b"x").unwrap_err().to_string();
         assert!(e.contains("is a folder"), "{e}");
-        fs::remove_dir_all(dir).unwrap();
+        fs::remove_dir_all(dir.ancestors().nth(2).unwrap()).unwrap();
     }
 
     #[cfg(unix)]
@@ -148,5 +148,6 @@ mod tests {
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         write_file(Path::new("/dev/null"), b"x").unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }

@@ -154,7 +154,7 @@ mod tests {
             assert!(e.contains("shrinks.bin") && e.contains("has 5000 (it had 10000"), "{e}");
             assert_eq!(f.bytes(0..5_000).unwrap().len(), 5_000);
         }
-        fs::remove_file(&path).unwrap();
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 
     #[test]
@@ -168,6 +168,6 @@ mod tests {
             }
             assert_eq!(f.bytes(16..16).unwrap().len(), 0);
         }
-        fs::remove_file(&path).unwrap();
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 }

@@ -12,7 +12,8 @@ pub(crate) struct View {
     file: Arc<dyn WeightSource>,
     spelling: Spelling,
     entries: BTreeMap<String, Entry>,
-    /// Names of tensors that cannot be made of what the file has, with what it has.
+    /// Names of tensors that cannot be made of what the file has, with what is wrong. They are listed without shape, so
+    /// that asking for one fails even where a network could do without.
     broken: BTreeMap<String, String>,
 }
 
@@ -38,8 +39,9 @@ impl View {
         for (here, parts) in found {
             let forms: BTreeSet<Form> = parts.values().map(|p| p.0.whole()).collect();
             let sources: Vec<String> = parts.into_values().map(|p| p.1).collect();
-            if sources.len() < spelling.file(&here).len() {
-                // Some of its parts are missing; `origin` names them.
+            let absent: Vec<String> = spelling.file(&here).into_iter().filter(|n| file.meta(n).is_none()).collect();
+            if matches!(forms.first(), Some(Form::Part(_))) && !absent.is_empty() {
+                broken.insert(here, absent.join(" + "));
                 continue;
             }
             let metas: Vec<TensorMeta> = sources.iter().filter_map(|n| file.meta(n)).collect();
@@ -53,7 +55,8 @@ impl View {
                 entries.insert(here, Entry { sources, form, meta });
             } else {
                 let list = sources.iter().zip(&metas).map(|(n, m)| format!("{n} {} {}", m.shape, m.dtype));
-                broken.insert(here, list.collect::<Vec<_>>().join(" + "));
+                let what = format!("{here} (of {})", list.collect::<Vec<_>>().join(" + "));
+                broken.insert(here, what);
             }
         }
         View { file, spelling, entries, broken }
@@ -91,7 +94,7 @@ impl View {
 
 impl WeightSource for View {
     fn names(&self) -> Vec<&str> {
-        self.entries.keys().map(String::as_str).collect()
+        self.entries.keys().chain(self.broken.keys()).map(String::as_str).collect()
     }
 
     fn meta(&self, name: &str) -> Option<TensorMeta> {
@@ -116,18 +119,12 @@ impl WeightSource for View {
     fn origin(&self, name: &str) -> Origin {
         let sources = match self.entries.get(name) {
             Some(e) => e.sources.clone(),
-            None => {
-                let mut wanted = self.spelling.file(name);
-                if wanted.iter().any(|n| self.file.meta(n).is_none()) {
-                    wanted.retain(|n| self.file.meta(n).is_none());
-                }
-                wanted
-            }
+            None => self.spelling.file(name),
         };
         let origins: Vec<Origin> = sources.iter().map(|n| self.file.origin(n)).collect();
         let file = origins.first().map(|o| o.file.clone()).unwrap_or_default();
         let names = match self.broken.get(name) {
-            Some(what) => format!("{name} (of {what})"),
+            Some(what) => what.clone(),
             None => origins.into_iter().map(|o| o.name).collect::<Vec<_>>().join(" + "),
         };
         Origin { name: names, file }
@@ -308,7 +305,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_named() {
         let v = view(File(vec![tensor("q.w", &[1, 2], DType::F32, 0), tensor("v.w", &[1, 2], DType::F32, 0)]), QKV);
-        assert_eq!(v.meta("qkv.w"), None);
+        assert_eq!((v.names(), v.meta("qkv.w")), (vec!["qkv.w"], None));
         assert_eq!(v.bytes("qkv.w").unwrap_err().to_string(), "k.w: missing from heron.gguf");
         assert_eq!(v.bytes("qkv.b").unwrap_err().to_string(), "q.b + k.b + v.b: missing from heron.gguf");
         let parts = ["q.w", "k.w", "v.w"].map(|n| tensor(n, &[1, if n == "k.w" { 3 } else { 2 }], DType::F32, 0));

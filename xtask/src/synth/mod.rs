@@ -14,7 +14,7 @@ use sd_io::{TensorSpec, write_safetensors};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The models that [`write`] knows.
+/// The models that [`write()`] knows.
 pub const MODELS: &[&str] = &["sd15"];
 
 /// The tensors of `model`, one of [`MODELS`].

@@ -100,7 +100,8 @@ pub enum Op {
         /// Repeats in both axes.
         factor: usize,
     },
-    /// `t [b]` → `[b, dim]`: `cos(t f_i)` for `i < dim / 2`, then `sin(t f_i)`, `f_i = max_period^(-2 i / dim)`.
+    /// `t [b]` → `[b, dim]`: `cos(t f_i)` for `i < dim / 2`, then `sin(t f_i)`, `f_i = max_period^(-2 i / dim)`
+    /// by way of its logarithm in f32.
     TimestepEmbedding {
         /// Width, even.
         dim: usize,

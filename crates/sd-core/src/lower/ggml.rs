@@ -312,7 +312,9 @@ impl Lowering<'_> {
 
     fn timesteps(&mut self, t: Id, b: usize, dim: usize, max_period: f32) -> Result<Id> {
         let half = dim / 2;
-        let frequency = |i: usize| (-f64::from(max_period).ln() * i as f64 / half as f64).exp() as f32;
+        // The exponent in f32, as all reference implementations have it: angles are up to 30,000 times as far off.
+        let log = -f64::from(max_period).ln() as f32;
+        let frequency = |i: usize| f64::from(log * i as f32 / half as f32).exp() as f32;
         let f = self.constant(&(0..half).map(frequency).collect::<Vec<_>>())?;
         let c = &mut self.ctx;
         let angles = binary(c, ffi::Binary::Mul, t, &[b, 1], f, &[half])?;

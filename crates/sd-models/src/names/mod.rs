@@ -47,7 +47,7 @@ impl Part {
     /// What stands before its names in files that hold more than one part.
     fn prefixes(self) -> &'static [&'static str] {
         match self {
-            Part::Diffusion => &["model.diffusion_model.", "diffusion_model.", "unet."],
+            Part::Diffusion => &["model.diffusion_model.", "diffusion_model.", "unet.", TRANSFORMER],
             Part::Autoencoder => &["first_stage_model.", "vae."],
             Part::Text => &[
                 "cond_stage_model.transformer.",
@@ -59,6 +59,11 @@ impl Part {
                 "te.",
             ],
         }
+    }
+
+    /// Whether a name without prefix starts as its names do.
+    fn starts(self, name: &str) -> bool {
+        name.split('.').next().is_some_and(|head| self.heads().contains(&head))
     }
 
     /// First components of its names when nothing stands before them.
@@ -79,6 +84,21 @@ impl Part {
                 "conv_in",
                 "conv_norm_out",
                 "conv_out",
+                "double_blocks",
+                "single_blocks",
+                "img_in",
+                "txt_in",
+                "time_in",
+                "vector_in",
+                "guidance_in",
+                "final_layer",
+                "transformer_blocks",
+                "single_transformer_blocks",
+                "x_embedder",
+                "context_embedder",
+                "time_text_embed",
+                "norm_out",
+                "proj_out",
             ],
             Part::Autoencoder => &["encoder", "decoder", "quant_conv", "post_quant_conv"],
             Part::Text => &["text_model"],
@@ -86,19 +106,25 @@ impl Part {
     }
 }
 
+/// The subfolder of a diffusion transformer. OpenCLIP's text encoder has its layers under this name too, so it counts only
+/// where a name of the network follows.
+const TRANSFORMER: &str = "transformer.";
+
 /// The part that a tensor of a file belongs to, and what stands before its name. With `only`, names without a known
 /// prefix belong to that part.
 pub(crate) fn part_of(name: &str, only: Option<Part>) -> Option<(Part, &'static str)> {
     for part in Part::ALL {
-        if let Some(prefix) = part.prefixes().iter().find(|p| name.starts_with(**p)) {
+        let stands = |prefix: &&&str| {
+            name.strip_prefix(**prefix).is_some_and(|rest| **prefix != TRANSFORMER || part.starts(rest))
+        };
+        if let Some(prefix) = part.prefixes().iter().find(stands) {
             return only.is_none_or(|o| o == part).then_some((part, prefix));
         }
     }
     if let Some(part) = only {
         return Some((part, ""));
     }
-    let head = name.split('.').next()?;
-    Part::ALL.into_iter().find(|p| p.heads().contains(&head)).map(|p| (p, ""))
+    Part::ALL.into_iter().find(|p| p.starts(name)).map(|p| (p, ""))
 }
 
 /// How a tensor here follows from that of the file.
@@ -281,6 +307,10 @@ mod tests {
         assert_eq!(part_of("encoder.layers.0.weight", Some(Part::Text)), Some((Part::Text, "")));
         assert_eq!(part_of("first_stage_model.decoder.conv_in.weight", Some(Part::Text)), None);
         assert_eq!(part_of("lora_unet_x.alpha", None), None);
+        let (folder, layer) = ("transformer.x_embedder.weight", "transformer.resblocks.0.ln_1.weight");
+        assert_eq!(part_of(folder, None), Some((Part::Diffusion, "transformer.")));
+        assert_eq!(part_of(layer, None), None);
+        assert_eq!(part_of(layer, Some(Part::Text)), Some((Part::Text, "")));
     }
 
     #[test]

@@ -73,8 +73,22 @@ pub(crate) struct Tensors(BTreeMap<String, (Vec<usize>, Vec<f32>)>);
 
 impl Tensors {
     pub(crate) fn shapes(list: &[(&str, &[usize])]) -> Tensors {
-        Tensors(list.iter().map(|(n, d)| ((*n).to_owned(), (d.to_vec(), Vec::new()))).collect())
+        Tensors::of_shapes(list.iter().map(|(n, d)| ((*n).to_owned(), d.to_vec())).collect())
     }
+
+    pub(crate) fn of_shapes(list: Vec<(String, Vec<usize>)>) -> Tensors {
+        Tensors(list.into_iter().map(|(n, d)| (n, (d, Vec::new()))).collect())
+    }
+}
+
+/// A tensor of a published checkpoint: its name and shape, and the operation that makes it of those of the reference.
+pub(crate) type Place = (String, Vec<usize>, String, Vec<(String, Vec<usize>)>);
+
+/// The tensors of one set of `real_names.json.gz`, at real size.
+pub(crate) fn real_names(set: &str) -> Vec<Place> {
+    let file = include_bytes!("../../../../oracle/fixtures/real_names.json.gz");
+    let all: serde_json::Value = serde_json::from_reader(flate2::read::GzDecoder::new(&file[..])).unwrap();
+    serde_json::from_value(all["sets"][set].clone()).unwrap_or_else(|e| panic!("{set}: {e}"))
 }
 
 impl Tensors {

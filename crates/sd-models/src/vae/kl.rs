@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::component::Component;
     use crate::names::Part;
-    use crate::testing::{Case, Fixture, check, check_cuts};
+    use crate::testing::{Case, Fixture, Tensors, check, check_cuts, real_names};
 
     fn case(fixture: &str, run: fn(&Case)) {
         let weights = Fixture::open(fixture).weights(str::to_owned).shared();
@@ -155,8 +155,10 @@ mod tests {
             if w.contains("decoder") {
                 return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0])?)]);
             }
-            let moments = encode(g, w, &Config { latent: 4, levels: 4 }, inputs[0])?;
-            Ok(vec![("mean", g.slice(moments, 1, 0, 4)?), ("logvar", g.slice(moments, 1, 4, 4)?)])
+            let [moments, ..] = w.sub("encoder.conv_out").dims::<4>("weight")?;
+            let latent = moments / 2;
+            let moments = encode(g, w, &Config { latent, levels: 4 }, inputs[0])?;
+            Ok(vec![("mean", g.slice(moments, 1, 0, latent)?), ("logvar", g.slice(moments, 1, latent, latent)?)])
         };
         run(&Case { fixture, source: part.source(), prefix: "", build: &build });
     }
@@ -165,12 +167,14 @@ mod tests {
     fn decoding_agrees_with_diffusers() {
         case("vae_decoder", check);
         case("vae_decoder_large", check);
+        case("flux_vae_decoder", check);
     }
 
     #[test]
     fn encoding_agrees_with_diffusers() {
         case("vae_encoder", check);
         case("vae_encoder_large", check);
+        case("flux_vae_encoder", check);
     }
 
     #[test]
@@ -190,5 +194,26 @@ mod tests {
         let image = decode(&g, part.scope(), &cfg, latent).unwrap();
         assert_eq!(g.shape(image).dims(), [1, 3, 8, 16]);
         assert_eq!(part.scope().unused(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn at_real_size_every_tensor_is_used_and_none_is_missing() {
+        for (set, latent) in [("vae_sd", 4), ("vae_flux", 16)] {
+            let rows = real_names(set);
+            let original: Vec<(String, Vec<usize>)> = rows.iter().map(|r| (r.0.clone(), r.1.clone())).collect();
+            let diffusers = rows.into_iter().flat_map(|r| r.3).collect();
+            for names in [original, diffusers] {
+                let weights = Tensors::of_shapes(names).shared();
+                let [part] = Component::split(&weights, None).try_into().ok().unwrap();
+                let (g, w) = (Graph::new(), part.scope());
+                let cfg = Config::detect(w).unwrap();
+                assert_eq!((cfg.latent, cfg.compression()), (latent, 8));
+                let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
+                decode(&g, w, &cfg, input("latent", &[1, latent, 128, 128])).unwrap();
+                let moments = encode(&g, w, &cfg, input("image", &[1, 3, 1024, 1024])).unwrap();
+                assert_eq!(g.shape(moments).dims(), [1, 2 * latent, 128, 128]);
+                assert_eq!(w.unused(), Vec::<String>::new());
+            }
+        }
     }
 }

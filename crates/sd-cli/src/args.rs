@@ -1,0 +1,267 @@
+//! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
+
+use crate::later;
+use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+use tracing::level_filters::LevelFilter;
+
+const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
+const MODEL_HELP: &str =
+    "Checkpoint: a safetensors or GGUF file, or a diffusers folder; without it the demo model is used";
+
+/// Draws pictures from text.
+#[derive(Debug, Parser)]
+#[command(
+    name = "sd-rs",
+    bin_name = "sd-cli",
+    version = VERSION,
+    disable_version_flag = true,
+    disable_help_flag = true,
+    args_override_self = true,
+    max_term_width = 120
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) cli: Cli,
+    #[command(flatten)]
+    pub(crate) context: Context,
+    #[command(flatten)]
+    pub(crate) generation: Generation,
+}
+
+/// What this program does with its results and its log.
+#[derive(Debug, Group)]
+#[command(next_help_heading = "CLI Options")]
+pub(crate) struct Cli {
+    /// What to do; only img_gen so far
+    #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
+    mode: ImgGen,
+    /// Where to write: a .png, .jpg, .jpeg or .jpe file; %d, %3d and %03d stand for the number of the image
+    #[arg(short, long, value_name = "string", default_value = "output.png", value_parser = output)]
+    pub(crate) output: String,
+    /// Number of the first image; negative means 0
+    #[arg(long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
+    pub(crate) output_begin_idx: i32,
+    /// JPEG quality, 1 to 100; 0 means 90
+    #[arg(long, value_name = "int", default_value_t = 90, value_parser = whole(0u8, 100))]
+    pub(crate) compression_quality: u8,
+    /// How much to log on stderr: debug, verbose, info, warn or error
+    #[arg(long, value_name = "string", default_value = "info", value_parser = log_level)]
+    pub(crate) log_level: LevelFilter,
+    /// The same as --log-level verbose
+    #[arg(short, long)]
+    verbose: bool,
+    /// Colour the tags of the log
+    #[arg(long)]
+    pub(crate) color: bool,
+    /// Print this help
+    #[arg(short, long, action = ArgAction::HelpShort)]
+    help: Option<bool>,
+    /// Print the version
+    #[arg(long, action = ArgAction::Version)]
+    version: Option<bool>,
+}
+
+/// What is loaded, and where it runs.
+#[derive(Debug, Group)]
+#[command(next_help_heading = "Context Options")]
+pub(crate) struct Context {
+    #[arg(short, long, value_name = "path", help = MODEL_HELP)]
+    pub(crate) model: Option<PathBuf>,
+    /// Diffusion network in a file of its own
+    #[arg(long, value_name = "path")]
+    pub(crate) diffusion_model: Option<PathBuf>,
+    /// CLIP-L text encoder that replaces the checkpoint's
+    #[arg(long = "clip_l", value_name = "path")]
+    pub(crate) clip_l: Option<PathBuf>,
+    /// Autoencoder that replaces the checkpoint's
+    #[arg(long, value_name = "path")]
+    pub(crate) vae: Option<PathBuf>,
+    /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
+    #[arg(long = "type", value_name = "string", value_parser = weight_type)]
+    pub(crate) weight_type: Option<DType>,
+    /// CPU threads; 0 or less means one for each physical core
+    #[arg(short, long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
+    pub(crate) threads: i32,
+    /// Generator of the noise: cuda (as web UIs on a GPU draw it) or cpu (as ComfyUI draws it)
+    #[arg(long, value_name = "string", default_value = "cuda", value_parser = named::<RngKind>)]
+    pub(crate) rng: RngKind,
+    /// Generator of the sampler's own noise; default: as --rng
+    #[arg(long, value_name = "string", value_parser = named::<RngKind>)]
+    pub(crate) sampler_rng: Option<RngKind>,
+    /// Device to compute on, by its name in --list-devices
+    #[arg(long, value_name = "string", action = ArgAction::Append)]
+    pub(crate) backend: Vec<String>,
+    /// RPC servers whose devices to use: host:port, several separated by commas
+    #[arg(long, value_name = "string", action = ArgAction::Append)]
+    pub(crate) rpc_servers: Vec<String>,
+    /// Print name and description of every device and stop
+    #[arg(long)]
+    pub(crate) list_devices: bool,
+}
+
+/// What to draw.
+#[derive(Debug, Group)]
+#[command(next_help_heading = "Generation Options")]
+pub(crate) struct Generation {
+    /// What the picture should show; (x:1.3) weighs a part, BREAK starts a new window
+    #[arg(short, long, value_name = "string", default_value = "", hide_default_value = true)]
+    pub(crate) prompt: String,
+    /// What it should not show
+    #[arg(short, long, value_name = "string", default_value = "", hide_default_value = true)]
+    pub(crate) negative_prompt: String,
+    /// File whose whole text is the prompt
+    #[arg(long, value_name = "path", overrides_with = "prompt")]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// File whose whole text is the negative prompt
+    #[arg(long, value_name = "path", overrides_with = "negative_prompt")]
+    pub(crate) negative_prompt_file: Option<PathBuf>,
+    /// Pixels across; default: the model's own, mostly 512
+    #[arg(short = 'W', long, value_name = "int", value_parser = whole(1, MAX_SIDE))]
+    pub(crate) width: Option<u32>,
+    /// Pixels down; default: the model's own, mostly 512
+    #[arg(short = 'H', long, value_name = "int", value_parser = whole(1, MAX_SIDE))]
+    pub(crate) height: Option<u32>,
+    /// Seed of the first image, the next has one more; negative means random
+    #[arg(short, long, value_name = "int", default_value_t = 42, value_parser = whole(i64::MIN, i64::MAX))]
+    pub(crate) seed: i64,
+    /// Number of images
+    #[arg(short, long, value_name = "int", default_value_t = 1,
+        value_parser = whole(1, MAX_BATCH))]
+    pub(crate) batch_count: u32,
+    /// Sampler steps; default: the model's own, mostly 20
+    #[arg(long, value_name = "int", value_parser = whole(1, MAX_STEPS))]
+    pub(crate) steps: Option<u32>,
+    /// How strongly to follow the prompt; 1 turns guidance off; default: the model's own, mostly 7
+    #[arg(long, value_name = "float", value_parser = not_negative)]
+    pub(crate) cfg_scale: Option<f32>,
+    /// Noise scale of ancestral samplers; default: 1 for euler_a, else 0
+    #[arg(long, value_name = "float", value_parser = not_negative)]
+    pub(crate) eta: Option<f32>,
+    /// Sampler: euler, euler_a or dpm++2m; default: the model's own, mostly euler_a
+    #[arg(long, value_name = "string", value_parser = named::<SamplerKind>)]
+    pub(crate) sampling_method: Option<SamplerKind>,
+    /// Noise schedule: discrete or karras; default: discrete
+    #[arg(long, value_name = "string", value_parser = named::<SchedulerKind>)]
+    pub(crate) scheduler: Option<SchedulerKind>,
+    /// Layers of the text encoder to leave out, counting from 1 for none; 0 or less means the model's own
+    #[arg(long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
+    pub(crate) clip_skip: i32,
+    /// Write no generation parameters into the images
+    #[arg(long)]
+    pub(crate) disable_image_metadata: bool,
+}
+
+impl Args {
+    /// Reads a command line, program name first.
+    pub(crate) fn read(argv: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Args, clap::Error> {
+        let mut command = Args::full_command();
+        let matches = command.try_get_matches_from_mut(argv)?;
+        later::check(&mut command, &matches)?;
+        let mut args = Args::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?;
+        if last_of(&matches, "verbose") > last_of(&matches, "log_level") {
+            args.cli.log_level = LevelFilter::DEBUG;
+        }
+        Ok(args)
+    }
+
+    /// The options above and those of later versions. A value may start with a dash.
+    fn full_command() -> Command {
+        later::add(Args::command()).mut_args(|arg| {
+            let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
+            arg.allow_hyphen_values(takes_value)
+        })
+    }
+}
+
+/// Where an option last stood on the command line, counted from 1; 0 when it was not there.
+fn last_of(matches: &ArgMatches, id: &str) -> usize {
+    let given = matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+    let last = matches.indices_of(id).and_then(Iterator::max).filter(|_| given);
+    last.map_or(0, |index| index + 1)
+}
+
+/// The one mode there is.
+#[derive(Debug, Clone)]
+struct ImgGen;
+
+fn mode(text: &str) -> Result<ImgGen, String> {
+    match text {
+        "img_gen" => Ok(ImgGen),
+        "adetailer" | "vid_gen" | "upscale" | "convert" | "metadata" => {
+            Err("not supported yet, only img_gen is".to_owned())
+        }
+        _ => Err("no such mode; there is img_gen".to_owned()),
+    }
+}
+
+fn output(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("want a path".to_owned());
+    }
+    if text.to_ascii_lowercase().ends_with(".webp") {
+        return Err("WebP is not supported yet; want .png, .jpg, .jpeg or .jpe".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Level names, most verbose first. `tracing` has the same five under other names.
+fn log_level(text: &str) -> Result<LevelFilter, String> {
+    match text {
+        "debug" => Ok(LevelFilter::TRACE),
+        "verbose" => Ok(LevelFilter::DEBUG),
+        "info" => Ok(LevelFilter::INFO),
+        "warn" => Ok(LevelFilter::WARN),
+        "error" => Ok(LevelFilter::ERROR),
+        _ => Err("want debug, verbose, info, warn or error".to_owned()),
+    }
+}
+
+/// A type that matrices of weights can have in memory: no integers, no types that only files use, and not the two in
+/// which ggml keeps activations.
+fn weight_type(text: &str) -> Result<DType, String> {
+    let usable = |d: &DType| match d {
+        DType::F32 | DType::F16 | DType::BF16 => true,
+        DType::Q8_1 | DType::Q8K => false,
+        other => other.is_quantised(),
+    };
+    DType::parse(text).filter(usable).ok_or_else(|| {
+        let names: Vec<&str> = DType::all().filter(usable).map(DType::name).collect();
+        format!("want one of {}", names.join(", "))
+    })
+}
+
+/// A parser of whole numbers from `least` to `most`, of which not a character may be left over.
+fn whole<T>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> + Clone
+where
+    T: FromStr + PartialOrd + Display + Copy,
+{
+    move |text| {
+        let number: Option<T> = text.parse().ok();
+        let number = number.filter(|n| *n >= least && *n <= most);
+        number.ok_or_else(|| format!("want a whole number from {least} to {most}"))
+    }
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    let number: Option<f32> = text.parse().ok();
+    number.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| "want a number of 0 or more".to_owned())
+}
+
+fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|e: sd_runtime::Error| {
+        let message = e.to_string();
+        // clap names the option itself.
+        message.split_once(": ").map_or(message.clone(), |(_, rest)| rest.to_owned())
+    })
+}
+
+/// A hidden option for [`later`].
+pub(crate) fn hidden(name: &'static str, short: Option<char>, takes_value: bool) -> Arg {
+    let action = if takes_value { ArgAction::Append } else { ArgAction::SetTrue };
+    let arg = Arg::new(name).long(name).hide(true).action(action);
+    if let Some(short) = short { arg.short(short) } else { arg }
+}

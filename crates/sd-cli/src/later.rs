@@ -1,0 +1,167 @@
+//! Options of stable-diffusion.cpp's command line that this program does not have yet. They are recognised, so that
+//! a script written for it ends with a message that says so rather than with "unexpected argument".
+
+use crate::args::hidden;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
+
+/// Options that take no value.
+const FLAGS: &[&str] = &[
+    "metadata-raw",
+    "metadata-brief",
+    "metadata-all",
+    "canny",
+    "convert-name",
+    "preview-noisy",
+    "taesd-preview-only",
+    "mmap",
+    "eager-load",
+    "fa",
+    "diffusion-fa",
+    "diffusion-conv-direct",
+    "vae-conv-direct",
+    "force-sdxl-vae-conv-scale",
+    "disable-prefetch",
+    "disable-segmented-compute",
+    "offload-to-cpu",
+    "clip-on-cpu",
+    "vae-on-cpu",
+    "control-net-cpu",
+    "increase-ref-index",
+    "disable-auto-resize-ref-image",
+    "circular",
+    "circularx",
+    "circulary",
+    "vae-tiling",
+    "temporal-tiling",
+    "hires",
+];
+
+/// Options that take one value.
+const VALUES: &[&str] = &[
+    "image",
+    "metadata-format",
+    "preview",
+    "preview-path",
+    "preview-interval",
+    "imat-out",
+    "imat-in",
+    "high-noise-diffusion-model",
+    "uncond-diffusion-model",
+    "clip_g",
+    "clip_vision",
+    "t5xxl",
+    "llm",
+    "llm_vision",
+    "qwen2vl",
+    "qwen2vl_vision",
+    "embeddings-connectors",
+    "vae-format",
+    "audio-vae",
+    "taesd",
+    "tae",
+    "control-net",
+    "ip-adapter",
+    "motion-module",
+    "photo-maker",
+    "pulid-weights",
+    "upscale-model",
+    "embd-dir",
+    "lora-model-dir",
+    "hires-upscalers-dir",
+    "tensor-type-rules",
+    "model-args",
+    "prediction",
+    "lora-apply-mode",
+    "params-backend",
+    "split-mode",
+    "auto-fit",
+    "max-vram",
+    "high-noise-steps",
+    "img-cfg-scale",
+    "guidance",
+    "slg-scale",
+    "skip-layers",
+    "skip-layer-start",
+    "skip-layer-end",
+    "flow-shift",
+    "timestep-shift",
+    "sigmas",
+    "extra-sample-args",
+    "high-noise-cfg-scale",
+    "high-noise-img-cfg-scale",
+    "high-noise-guidance",
+    "high-noise-slg-scale",
+    "high-noise-skip-layers",
+    "high-noise-skip-layer-start",
+    "high-noise-skip-layer-end",
+    "high-noise-eta",
+    "high-noise-sampling-method",
+    "moe-boundary",
+    "strength",
+    "init-img",
+    "end-img",
+    "mask",
+    "control-image",
+    "control-strength",
+    "control-video",
+    "ref-image",
+    "ref-image-args",
+    "ref-video",
+    "ref-video-audio",
+    "ref-audio",
+    "ip-adapter-image",
+    "ip-adapter-strength",
+    "pm-id-images-dir",
+    "pm-id-embed-path",
+    "pm-style-strength",
+    "pulid-id-embedding",
+    "pulid-id-weight",
+    "video-frames",
+    "fps",
+    "vace-strength",
+    "qwen-image-layers",
+    "vae-tile-size",
+    "vae-relative-tile-size",
+    "vae-tile-overlap",
+    "extra-tiling-args",
+    "cache-mode",
+    "cache-option",
+    "scm-mask",
+    "scm-policy",
+    "hires-upscaler",
+    "hires-scale",
+    "hires-width",
+    "hires-height",
+    "hires-steps",
+    "hires-denoising-strength",
+    "hires-sigmas",
+    "hires-upscale-tile-size",
+    "upscale-repeats",
+    "upscale-tile-size",
+    "ad-model",
+    "ad-prompt",
+    "ad-negative-prompt",
+    "extra-ad-args",
+];
+
+/// Those with a short name.
+const SHORT: &[(&str, char)] = &[("init-img", 'i'), ("ref-image", 'r')];
+
+/// `command` with the options of this table, hidden from the help.
+pub(crate) fn add(command: Command) -> Command {
+    let short = |name| SHORT.iter().find(|(long, _)| *long == name).map(|(_, short)| *short);
+    let flags = FLAGS.iter().map(|name| hidden(name, short(*name), false));
+    let values = VALUES.iter().map(|name| hidden(name, short(*name), true));
+    command.args(flags).args(values)
+}
+
+/// An error that names the first option of this table among those given.
+pub(crate) fn check(command: &mut Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let given = |name: &&&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+    match FLAGS.iter().chain(VALUES).find(given) {
+        Some(name) => Err(command.error(ErrorKind::UnknownArgument, format!("--{name} is not supported yet"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,108 @@
+//! What the command line accepts, refuses and prints.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use std::path::Path;
+use support::{files, folder, sd_cli};
+
+fn here(args: &[&str]) -> support::Run {
+    sd_cli(Path::new("."), args)
+}
+
+#[test]
+fn help_version_and_devices_go_to_stdout() {
+    for help in ["-h", "--help"] {
+        let run = here(&[help]);
+        assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
+        for part in ["Usage: sd-cli", "CLI Options:", "Context Options:", "Generation Options:", "--clip_l <path>"]
+        {
+            assert!(run.stdout.contains(part), "{help}: {part}");
+        }
+        assert!(!run.stdout.contains("--mmap"), "options that do not work yet are not offered");
+    }
+    let run = here(&["--version"]);
+    assert_eq!(run.stdout, concat!("sd-rs version ", env!("CARGO_PKG_VERSION"), "\n"));
+    assert_eq!(run.code, Some(0));
+
+    let run = here(&["--list-devices"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let names: Vec<&str> = run.stdout.lines().map(|line| line.split_once('\t').unwrap().0).collect();
+    assert!(names.contains(&"CPU"), "{names:?}");
+}
+
+/// Every refusal: the arguments, and what the message must contain.
+const REFUSED: &[(&[&str], &[&str])] = &[
+    (&["--steps", "12abc"], &["--steps", "12abc", "1 to 10000"]),
+    (&["--steps=0"], &["--steps", "1 to 10000"]),
+    (&["--steps", "4294967297"], &["--steps"]),
+    (&["--seed", "1.5"], &["--seed", "1.5", "whole number"]),
+    (&["-s", "9223372036854775808"], &["--seed"]),
+    (&["-W", "0"], &["--width", "1 to 16384"]),
+    (&["-H", "-8"], &["--height", "-8"]),
+    (&["-b", "0"], &["--batch-count"]),
+    (&["-t", "two"], &["--threads", "two"]),
+    (&["--cfg-scale", "nan"], &["--cfg-scale", "0 or more"]),
+    (&["--cfg-scale", "-1"], &["--cfg-scale"]),
+    (&["--eta", "inf"], &["--eta"]),
+    (&["--compression-quality", "101"], &["--compression-quality", "0 to 100"]),
+    (&["--sampling-method", "euler_b"], &["--sampling-method", "did you mean euler_a?", "dpm++2m"]),
+    (&["--scheduler", "kerras"], &["--scheduler", "did you mean karras?", "discrete"]),
+    (&["--rng", "gpu"], &["--rng", "cuda", "cpu"]),
+    (&["--sampler-rng", ""], &["--sampler-rng"]),
+    (&["--type", "q9_9"], &["--type", "q8_0", "f16"]),
+    (&["--type", "q8_K"], &["--type", "q8_K", "q6_K"]),
+    (&["--type=i8"], &["--type", "i8", "bf16"]),
+    (&["--log-level", "loud"], &["--log-level", "debug", "error"]),
+    (&["-M", "vid_gen"], &["--mode", "not supported yet"]),
+    (&["--mode=paint"], &["--mode", "no such mode"]),
+    (&["-o", ""], &["--output"]),
+    (&["-o", "a.webp"], &["--output", "not supported yet"]),
+    (&["--backend", "no-such-device"], &["--backend", "no-such-device", "CPU"]),
+    (&["--backend", "vae=cpu"], &["--backend", "vae=cpu", "not supported yet"]),
+    (&["--rpc-servers", "127.0.0.1:1"], &["--rpc-servers", "127.0.0.1:1"]),
+    (&["--prompt-file", "no/such.txt"], &["--prompt-file", "no/such.txt"]),
+    (&["--promt", "x"], &["--promt", "--prompt"]),
+    (&["--Steps", "3"], &["--Steps"]),
+    (&["--prompt"], &["--prompt", "value"]),
+    (&["picture.png"], &["picture.png"]),
+    (&["--mmap"], &["--mmap is not supported yet"]),
+    (&["--hires-scale", "-2"], &["--hires-scale is not supported yet"]),
+    (&["-i", "a.png"], &["--init-img is not supported yet"]),
+    (&["--lora-model-dir=x"], &["--lora-model-dir is not supported yet"]),
+];
+
+#[test]
+fn what_is_refused_is_named() {
+    let folder = folder("options-refused");
+    for (args, parts) in REFUSED {
+        let run = sd_cli(&folder, args);
+        assert_eq!(run.code, Some(1), "{args:?}: {}", run.stderr);
+        assert_eq!(run.stdout, "", "{args:?}");
+        for part in *parts {
+            assert!(run.stderr.contains(part), "{args:?} should mention {part:?}: {}", run.stderr);
+        }
+        assert!(!run.stderr.contains("panicked"), "{args:?}: {}", run.stderr);
+    }
+    assert_eq!(files(&folder), [""; 0]);
+}
+
+#[test]
+fn an_output_that_is_a_folder_is_refused_before_the_work() {
+    let folder = folder("options-folder");
+    std::fs::create_dir(folder.join("out.png")).unwrap();
+    let run = sd_cli(&folder, &["-p", "a red circle", "-o", "out.png"]);
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("--output: out.png is a folder"), "{}", run.stderr);
+    assert!(!run.stderr.contains("denoising"), "{}", run.stderr);
+}
+
+#[test]
+fn a_file_in_the_way_of_a_folder_is_reported() {
+    let folder = folder("options-in-the-way");
+    std::fs::write(folder.join("file"), "x").unwrap();
+    let run = sd_cli(&folder, &["-p", "a red circle", "-o", "file/out.png"]);
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("--output: file is not a folder"), "{}", run.stderr);
+    assert_eq!(files(&folder), ["file"]);
+}
