@@ -15,7 +15,7 @@ use sd_core::{
 };
 
 const KERNELS: [CpuKernels; 4] = [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512];
-const RUNS: usize = 5;
+const RUNS: usize = 3;
 
 #[derive(Default)]
 struct Weights(BTreeMap<String, (Vec<usize>, DType, Bytes)>);
@@ -53,6 +53,8 @@ fn values(n: usize) -> Vec<f32> {
 
 /// Seconds that this process's threads have computed: nobody else's work counts.
 fn seconds() -> f64 {
+    // The kernel adds up a thread's time when the thread gives way.
+    std::thread::yield_now();
     let ticks = || -> Option<f64> {
         let text = std::fs::read_to_string("/proc/self/schedstat").ok()?;
         text.split(' ').next()?.parse::<f64>().ok()
@@ -124,7 +126,9 @@ fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dt
 fn main() -> Result<()> {
     let names = KERNELS.map(|k| format!("{:>10}", format!("{k:?}").to_lowercase()));
     println!("{:<42}{}   GFLOP/s", "", names.concat());
-    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4K] {
+    for dtype in
+        [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q5_1, DType::Q4K, DType::Q6K]
+    {
         linear(1024, 1280, 1280, dtype)?;
     }
     for dtype in [DType::F32, DType::F16] {

@@ -6,10 +6,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{Checkpoint, Random, devices, distance, reference};
-use sd_core::graph::{Graph, Var};
+use sd_core::device::DeviceKind;
+use sd_core::graph::{Graph, Node, Op, Var};
 use sd_core::scope::Role;
 use sd_core::{
-    AttentionOptions, CancelToken, Conv2dOptions, DType, RopeLayout, Runner, RunnerOptions, Scope, Tensor, scope,
+    AttentionOptions, CancelToken, Conv2dOptions, CpuKernels, DType, RopeLayout, Runner, RunnerOptions, Scope,
+    Tensor, scope,
 };
 
 /// The largest error over the largest magnitude, by the type that weights are stored as. With f32 weights all is
@@ -38,6 +40,9 @@ const TOLERANCE: &[(DType, f64)] = &[
     (DType::TQ2_0, 1.6e-2),
 ];
 
+const KERNELS: [CpuKernels; 5] =
+    [CpuKernels::Auto, CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable, CpuKernels::Ggml];
+
 /// Runs the graph that `build` makes on every device, and compares its outputs with the reference.
 fn check(
     what: &str,
@@ -54,13 +59,23 @@ fn check(
     let program = g.finish(&outputs).unwrap();
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
     let want = reference::evaluate(&program, &*source, &inputs);
-    for device in devices() {
+    // Where kernels take the place of ggml's operations, both must be right.
+    let has_kernel = |n: &Node| matches!(n.op, Op::Linear { .. } | Op::Conv2d { .. } | Op::MatMulT);
+    let kernels: &[CpuKernels] = if program.nodes().iter().any(has_kernel) { &KERNELS } else { &KERNELS[..1] };
+    for (device, &kernels) in devices().iter().flat_map(|d| kernels.iter().map(move |k| (d, k))) {
+        if !kernels.is_available() || (device.kind() != DeviceKind::Cpu && kernels != CpuKernels::Auto) {
+            continue;
+        }
         let mut runner = Runner::new(device.clone(), source.clone(), options()).unwrap();
+        runner.set_kernels(kernels).unwrap();
         let got = runner.run(&program, &inputs, &CancelToken::new()).unwrap();
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            assert_eq!(got.dims(), want.dims, "{what} on {device}");
+            assert_eq!(got.dims(), want.dims, "{what} on {device} with {kernels:?}");
             let d = distance(got.values(), &want.data);
-            assert!(d <= tolerance, "{what}, output {i} on {device}: {d:.2e} over {tolerance:.2e}");
+            assert!(
+                d <= tolerance,
+                "{what}, output {i} on {device} with {kernels:?}: {d:.2e} over {tolerance:.2e}"
+            );
         }
     }
 }

@@ -118,18 +118,28 @@ unsafe fn transpose(from: &[*const f32], len: usize, to: *mut f32) {
     let width = from.len();
     for (group, rows) in from.chunks(LANES).enumerate() {
         let keep = lanes(rows.len());
+        let at = |i: usize| to.wrapping_add(i * width + group * LANES);
+        // Rows that are missing are not stored: the first stands for them.
+        let mut starts = [from[group * LANES]; LANES];
+        starts[..rows.len()].copy_from_slice(rows);
         for i in (0..len).step_by(LANES) {
             let there = lanes(len - i);
             let mut block = [_mm256_setzero_ps(); LANES];
-            for (v, p) in block.iter_mut().zip(rows) {
+            for (v, p) in block.iter_mut().zip(starts) {
                 // SAFETY: masked lanes are below `len`.
                 *v = unsafe { _mm256_maskload_ps(p.wrapping_add(i), there) };
             }
             let turned = turn(block);
-            for (j, v) in turned.iter().enumerate().take(len - i) {
-                let at = to.wrapping_add((i + j) * width + group * LANES);
-                // SAFETY: masked lanes are rows that exist.
-                unsafe { _mm256_maskstore_ps(at, keep, *v) };
+            if len - i >= LANES {
+                for (j, v) in turned.iter().enumerate() {
+                    // SAFETY: masked lanes are rows that exist.
+                    unsafe { _mm256_maskstore_ps(at(i + j), keep, *v) };
+                }
+            } else {
+                for (j, v) in turned.iter().enumerate().take(len - i) {
+                    // SAFETY: as above.
+                    unsafe { _mm256_maskstore_ps(at(i + j), keep, *v) };
+                }
             }
         }
     }

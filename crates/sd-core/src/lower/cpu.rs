@@ -2,10 +2,16 @@
 
 use super::ggml::Lowering;
 use super::layout::ne;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::ffi::{HostOp, Id};
 use crate::graph::{Node, Op};
 use crate::kernels::{Conv2d, Geometry, Linear, can_read};
+
+/// ggml multiplies these with 8-bit integers.
+fn is_faster_in_ggml(dtype: DType) -> bool {
+    matches!(dtype, DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
+}
 
 impl Lowering<'_> {
     /// `node` computed by a kernel, if there is one for it.
@@ -18,7 +24,7 @@ impl Lowering<'_> {
                 let [lead @ .., n, k] = w_dims.as_slice() else { return Ok(None) };
                 let dtype = self.ctx.dtype(w)?;
                 let m = x.iter().take(x.len() - 1).product();
-                let fits = lead.iter().all(|&d| d == 1) && can_read(dtype);
+                let fits = lead.iter().all(|&d| d == 1) && can_read(dtype) && !is_faster_in_ggml(dtype);
                 let bias = node.inputs.len() > 2;
                 fits.then(|| Box::new(Linear { isa, m, n: *n, k: *k, dtype, bias }) as Box<dyn HostOp>)
             }
