@@ -10,8 +10,7 @@ use crate::schedule::SchedulerKind;
 
 /// The longest side a picture can have, in pixels.
 pub const MAX_SIDE: u32 = 16_384;
-/// The most pixels a picture can have; 3840x2160 is below it. The lowered graphs of larger ones are too deep for the
-/// stack of a thread.
+/// The most pixels a picture can have; 3840x2160 is below it.
 pub const MAX_PIXELS: u64 = 1 << 23;
 /// The most steps a request can ask for.
 pub const MAX_STEPS: u32 = 10_000;
