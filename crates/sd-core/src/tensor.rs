@@ -153,7 +153,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// All of `owner`.
+    /// All of `owner`, which must give the same memory whenever it is asked.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Bytes {
         let len = owner.as_ref().as_ref().len();
         Bytes { owner, range: 0..len }

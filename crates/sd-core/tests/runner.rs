@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Checkpoint, Random, devices, distance, reference};
+use sd_core::convert::from_f32;
 use sd_core::graph::{Graph, Program, Var};
+use sd_core::scope::Role;
 use sd_core::{
     AttentionOptions, Bytes, CancelToken, Conv2dOptions, Cuts, DType, Device, Result, Runner, RunnerOptions, Scope,
     Tensor, TypePolicy, WeightSource,
@@ -196,7 +198,7 @@ fn wrong_inputs_are_errors_and_the_runner_goes_on() {
     let g = Graph::new();
     let w = Scope::root(source.clone());
     let ids = g.input("ids", &[2], DType::I32).unwrap();
-    let y = g.embedding(&w.weight("t", sd_core::scope::Role::Table).unwrap(), ids).unwrap();
+    let y = g.embedding(&w.weight("t", Role::Table).unwrap(), ids).unwrap();
     let program = g.finish(&[y]).unwrap();
     for device in devices() {
         let mut runner = Runner::new(device, source.clone(), options(Cuts::None)).unwrap();
@@ -368,6 +370,84 @@ fn bytes_of_any_alignment_give_the_same() {
             assert_eq!(result(moved).0, want, "{dtype} at {offset}");
         }
     }
+}
+
+/// Files hold kernels that were quantised as if they were flat, and matrices too.
+#[test]
+fn blocks_may_span_rows() {
+    let mut r = Random::new(13);
+    let stored = |r: &mut Random, n: usize| from_f32(DType::Q8_0, &r.values(n), n).unwrap().into();
+    let source = Checkpoint::default().stored("c.weight", &[4, 8, 3, 3], DType::Q8_0, stored(&mut r, 288)).stored(
+        "a.weight",
+        &[6, 16],
+        DType::Q8_0,
+        stored(&mut r, 96),
+    );
+    let source = Arc::new(source);
+    let w = Scope::root(source.clone());
+    let g = Graph::new();
+    let (x, y) = (g.input("x", &[1, 8, 5, 4], DType::F32).unwrap(), g.input("y", &[3, 16], DType::F32).unwrap());
+    let x = g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::padded(1)).unwrap();
+    let y = g.linear(&w.linear("a").unwrap(), y).unwrap();
+    let program = g.finish(&[x, y]).unwrap();
+    let (x, y) = (r.tensor(&[1, 8, 5, 4]), r.tensor(&[3, 16]));
+    let given = [("x", &x), ("y", &y)];
+    let want = reference::evaluate(&program, &*source, &given);
+    for device in devices() {
+        let mut runner = Runner::new(device, source.clone(), options(Cuts::None)).unwrap();
+        for (got, want) in runner.run(&program, &given, &CancelToken::new()).unwrap().iter().zip(&want) {
+            // Both factors are rounded to f16.
+            assert!(distance(got.values(), &want.data) < 2e-3);
+        }
+    }
+}
+
+/// ggml stores activations in these types and reads them nowhere; a file may name them all the same.
+#[test]
+fn types_of_activations_are_refused() {
+    for dtype in [DType::Q8_1, DType::Q8K] {
+        let bytes: Bytes = vec![0; dtype.bytes(512, 256).unwrap()].into();
+        let weights = Checkpoint::default().stored("t", &[2, 256], dtype, bytes.clone()).stored(
+            "a.weight",
+            &[2, 256],
+            dtype,
+            bytes,
+        );
+        let source = Arc::new(weights);
+        let w = Scope::root(source.clone());
+        let g = Graph::new();
+        let ids = g.input("ids", &[1], DType::I32).unwrap();
+        let row = g.embedding(&w.weight("t", Role::Table).unwrap(), ids).unwrap();
+        let table = g.finish(&[row]).unwrap();
+        let g = Graph::new();
+        let x = g.input("x", &[1, 256], DType::F32).unwrap();
+        let matrix = g.finish(&[g.linear(&w.linear("a").unwrap(), x).unwrap()]).unwrap();
+        let given = [("ids", &Tensor::i32(&[1], vec![1]).unwrap()), ("x", &Tensor::zeros(&[1, 256]).unwrap())];
+        for device in devices() {
+            let mut runner = Runner::new(device, source.clone(), options(Cuts::None)).unwrap();
+            for (program, name) in [(&table, "t"), (&matrix, "a.weight")] {
+                let e = runner.run(program, &given, &CancelToken::new()).unwrap_err().to_string();
+                assert!(e.contains(&format!("{name}: {dtype} cannot be converted")), "{e}");
+            }
+        }
+    }
+}
+
+/// On the stack of a test's thread, which has 2 MiB.
+#[test]
+fn long_chains_need_no_deep_stack() {
+    const LINKS: usize = 100_000;
+    let g = Graph::new();
+    let mut x = g.input("x", &[1], DType::F32).unwrap();
+    for _ in 0..LINKS {
+        x = g.affine(x, 1.0, 1.0).unwrap();
+    }
+    let program = g.finish(&[x]).unwrap();
+    let source = Arc::new(Checkpoint::default());
+    let mut runner = Runner::new(Device::cpu().unwrap(), source, options(Cuts::None)).unwrap();
+    let zero = Tensor::zeros(&[1]).unwrap();
+    let got = runner.run(&program, &[("x", &zero)], &CancelToken::new()).unwrap();
+    assert_eq!(got[0].values(), [LINKS as f32]);
 }
 
 #[test]

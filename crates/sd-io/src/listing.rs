@@ -48,6 +48,16 @@ impl TensorSpec {
     pub fn bytes(&self) -> Result<u64> {
         size(self.dtype, &self.shape).map_err(|e| Error::shape(format!("tensor {}: {e}", shown(&self.name))))
     }
+
+    /// An error unless `got` bytes are what it takes.
+    pub(crate) fn check(&self, got: u64) -> Result<()> {
+        let want = self.bytes()?;
+        if want != got {
+            let (name, shape, dtype) = (shown(&self.name), self.shape, self.dtype);
+            return Err(Error::shape(format!("tensor {name}: {shape} {dtype} takes {want} bytes, got {got}")));
+        }
+        Ok(())
+    }
 }
 
 /// The bytes of a tensor, or why there is no such number.

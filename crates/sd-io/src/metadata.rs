@@ -132,12 +132,6 @@ impl Array {
         Array { kind: ArrayType::F32, len: items.len() as u64, raw }
     }
 
-    /// An array of i32.
-    pub fn i32s(items: &[i32]) -> Array {
-        let raw = items.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Array { kind: ArrayType::I32, len: items.len() as u64, raw }
-    }
-
     /// The element type.
     pub fn kind(&self) -> ArrayType {
         self.kind

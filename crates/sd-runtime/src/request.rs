@@ -10,13 +10,14 @@ use crate::schedule::SchedulerKind;
 
 /// The longest side a picture can have, in pixels.
 pub const MAX_SIDE: u32 = 16_384;
-/// The most pixels a picture can have; 3840x2160 is below it. The lowered graphs of larger ones are too deep for the
-/// stack of a thread.
+/// The most pixels a picture can have; 3840x2160 is below it.
 pub const MAX_PIXELS: u64 = 1 << 23;
 /// The most steps a request can ask for.
 pub const MAX_STEPS: u32 = 10_000;
 /// The most images of one request.
 pub const MAX_BATCH: u32 = 1_024;
+/// The longest prompt in bytes. Reading one takes time by the square of its open brackets.
+const MAX_PROMPT: usize = 1 << 16;
 
 /// A text-to-image request. What is `None` takes the model's default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -98,6 +99,12 @@ impl ImageRequest {
     /// Checks every field and fills in the defaults. `random_seed` is what a negative seed becomes.
     pub(crate) fn resolve(&self, model: &str, defaults: &Defaults, random_seed: i64) -> Result<Resolved> {
         let mut warnings = Vec::new();
+        for (field, text) in [("prompt", &self.prompt), ("negative_prompt", &self.negative_prompt)] {
+            if text.len() > MAX_PROMPT {
+                let len = text.len();
+                return Err(Error::request(format!("{field}: want at most {MAX_PROMPT} bytes, got {len}")));
+            }
+        }
         let width = side("width", self.width.unwrap_or(defaults.width))?;
         let height = side("height", self.height.unwrap_or(defaults.height))?;
         if u64::from(width) * u64::from(height) > MAX_PIXELS {
@@ -220,7 +227,7 @@ mod tests {
             edit(&mut r);
             r
         };
-        let cases: [(&str, ImageRequest); 14] = [
+        let cases: [(&str, ImageRequest); 16] = [
             ("width: want a multiple of 8", some(|r| r.width = Some(0))),
             ("width: want a multiple of 8", some(|r| r.width = Some(129))),
             ("width: want a multiple of 8", some(|r| r.width = Some(u32::MAX - 7))),
@@ -234,6 +241,8 @@ mod tests {
             ("cfg_scale: want a number", some(|r| r.cfg_scale = Some(-1.0))),
             ("eta: want a number", some(|r| r.eta = Some(f32::INFINITY))),
             ("eta: want a number", some(|r| r.eta = Some(-0.5))),
+            ("prompt: want at most", some(|r| r.prompt = "(a".repeat(1 << 20))),
+            ("negative_prompt: want at most", some(|r| r.negative_prompt = " ".repeat(MAX_PROMPT + 1))),
             ("seed: ", some(|r| (r.seed, r.batch_count) = (Some(i64::MAX), Some(2)))),
         ];
         for (want, request) in cases {

@@ -1,6 +1,7 @@
 //! Standard normal noise, value for value as torch draws it on the CPU and on CUDA.
 //!
-//! Transcendental functions are evaluated in f64 and rounded once, so the values are the same on every machine.
+//! Transcendental functions are evaluated in f64 and rounded once, so values differ between machines at most where
+//! their mathematics libraries disagree in the last bit of an f64.
 
 use std::f32::consts::TAU as TAU_F32;
 use std::f64::consts::TAU;

@@ -32,6 +32,10 @@ impl TypePolicy {
     /// holds its range. Tables and matrices whose rows are not whole blocks of the chosen type keep 16 bits. Types
     /// only files use become the nearest type ggml computes with: fp8 becomes f16, f64 becomes f32.
     pub fn memory_type(&self, weight: &Weight) -> DType {
+        // These hold activations. ggml cannot read them back, so that the conversion says what is wrong.
+        if matches!(weight.dtype(), DType::Q8_1 | DType::Q8K) {
+            return DType::F32;
+        }
         let stored = computable(weight.dtype());
         let want = match self {
             TypePolicy::Stored => stored,

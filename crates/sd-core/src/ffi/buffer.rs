@@ -89,7 +89,7 @@ impl Buffer {
         self.lent.is_some()
     }
 
-    /// Says that it holds weights, by which ggml's scheduler places operations.
+    /// Says that it holds weights: devices then keep the padding behind quantised rows clear once and for all.
     pub(crate) fn mark_weights(&self) {
         // SAFETY: the buffer is alive.
         unsafe {

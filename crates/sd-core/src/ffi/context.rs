@@ -381,7 +381,8 @@ impl Context {
         };
         let mut graph =
             Graph { pool, extra: None, raw, runs: Vec::new(), twins: None, nodes: Vec::new(), roots: Vec::new() };
-        for &id in wanted {
+        // ggml visits operands by recursion: given one by one, operands first, no chain is too deep for the stack.
+        for id in self.in_order(wanted)? {
             let t = self.raw(id)?;
             // SAFETY: graph and tensors are alive and there is room for every tensor of the context.
             unsafe { sys::ggml_build_forward_expand(graph.raw.as_ptr(), t) };
@@ -404,6 +405,31 @@ impl Context {
             graph.runs.push(self.run(graph.pool, run)?);
         }
         Ok(graph)
+    }
+
+    /// All that `wanted` need, and they themselves: operands before their users, the first operand first.
+    fn in_order(&self, wanted: &[Id]) -> Result<Vec<Id>> {
+        let mut order = Vec::new();
+        let mut seen = HashSet::new();
+        for &id in wanted {
+            if !seen.insert(id) {
+                continue;
+            }
+            let mut path = vec![(id, self.sources(id)?.into_iter())];
+            while let Some((user, operands)) = path.last_mut() {
+                match operands.next() {
+                    Some(operand) if seen.insert(operand) => {
+                        path.push((operand, self.sources(operand)?.into_iter()));
+                    }
+                    Some(_) => {}
+                    None => {
+                        order.push(*user);
+                        path.pop();
+                    }
+                }
+            }
+        }
+        Ok(order)
     }
 
     fn run(&self, pool: NonNull<sys::ggml_context>, nodes: &[Id]) -> Result<Run> {

@@ -41,6 +41,9 @@ pub(crate) struct Conv {
     pub(crate) dilation: [usize; 2],
 }
 
+/// `ggml_set` refuses offsets from here on, in bytes.
+const MAX_SET_OFFSET: usize = 1 << 30;
+
 fn int(n: usize) -> Result<i32> {
     i32::try_from(n).map_err(|_| Error::internal(format!("{n} is too large for a device")))
 }
@@ -290,13 +293,13 @@ impl Context {
                 np.iter().zip(nw).all(|(&p, w)| p <= w),
                 last <= self.bytes(whole)?,
                 offset.is_multiple_of(4),
+                offset < MAX_SET_OFFSET,
             ],
             "set",
         )?;
         int(strides[3])?;
-        int(offset)?;
         let (pool, w, p) = (self.pool()?, self.raw(whole)?, self.raw(part)?);
-        // SAFETY: the pool has room for one tensor and the part ends inside the whole; strides fit ggml's i32 fields.
+        // SAFETY: the pool has room for one tensor and the part ends inside the whole; strides and offset fit ggml's i32 fields.
         let t = unsafe { sys::ggml_set_inplace(pool, w, p, strides[1], strides[2], strides[3], offset) };
         self.adopt(t)
     }

@@ -60,7 +60,7 @@ pub struct Graph {
 struct Inner {
     nodes: Vec<Node>,
     names: HashMap<Arc<str>, Var>,
-    weights: HashMap<Arc<str>, Var>,
+    weights: HashMap<(Arc<str>, Role), Var>,
     cuts: Vec<Cut>,
     kept: Vec<Var>,
 }
@@ -95,9 +95,10 @@ impl Graph {
         self.push_node(Op::Constant(Arc::new(tensor)), &[], shape, dtype)
     }
 
-    /// The value of a weight. Asking twice for one name gives one node.
+    /// The value of a weight. Asking twice for one name and role gives one node.
     pub fn weight(&self, w: &Weight) -> Var {
-        if let Some(&v) = self.inner.borrow().weights.get(w.name()) {
+        let key = (Arc::from(w.name()), w.role());
+        if let Some(&v) = self.inner.borrow().weights.get(&key) {
             return v;
         }
         // Vectors are f32 in memory whatever the file has, so they can be operands of any op.
@@ -105,7 +106,7 @@ impl Graph {
         let v = self.push_node(Op::Weight(w.clone()), &[], w.shape(), dtype);
         let mut inner = self.inner.borrow_mut();
         inner.nodes[v.index()].label = Some(w.name().into());
-        inner.weights.insert(w.name().into(), v);
+        inner.weights.insert(key, v);
         v
     }
 

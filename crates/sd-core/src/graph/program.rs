@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::{Node, Op, Var};
 use crate::error::{Error, Result};
+use crate::tensor::Data;
 
 /// A point where execution may stop: before node `at`.
 #[derive(Clone, Debug)]
@@ -135,9 +136,15 @@ impl Program {
             let mut h = DefaultHasher::new();
             seed.hash(&mut h);
             for n in &self.nodes {
-                // Values of constants are part of what is computed; `Debug` of floats is exact.
+                n.op.name().hash(&mut h);
                 match &n.op {
                     Op::Weight(w) => (w.name(), w.shape(), w.dtype(), w.role()).hash(&mut h),
+                    // Values of constants are part of what is computed.
+                    Op::Constant(t) => match t.data() {
+                        Data::F32(v) => v.iter().for_each(|x| x.to_bits().hash(&mut h)),
+                        Data::I32(v) => v.hash(&mut h),
+                    },
+                    // `Debug` of floats is exact.
                     op => format!("{op:?}").hash(&mut h),
                 }
                 (&n.inputs, n.shape, n.dtype).hash(&mut h);

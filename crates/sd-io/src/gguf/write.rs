@@ -39,13 +39,9 @@ pub fn write_gguf<B: Deref<Target = [u8]>>(
     let len = at + data_len;
     for t in tensors {
         let data = bytes(t)?;
-        let (want, got) = (t.bytes()?, data.len() as u64);
-        if want != got {
-            let (name, shape, dtype) = (shown(&t.name), t.shape, t.dtype);
-            return Err(Error::shape(format!("tensor {name}: {shape} {dtype} takes {want} bytes, got {got}")));
-        }
+        t.check(data.len() as u64)?;
         out.write(&data)?;
-        at += got;
+        at += data.len() as u64;
         pad(&mut out, &mut at, alignment)?;
     }
     out.verify(|temp| {

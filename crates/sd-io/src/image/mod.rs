@@ -46,11 +46,6 @@ impl Image {
         &self.rgb
     }
 
-    /// The bytes, taken out.
-    pub fn into_rgb(self) -> Vec<u8> {
-        self.rgb
-    }
-
     /// The red, green and blue of a pixel; `None` outside.
     pub fn pixel(&self, x: u32, y: u32) -> Option<[u8; 3]> {
         if x >= self.width || y >= self.height {

@@ -45,11 +45,7 @@ pub fn write_safetensors<B: Deref<Target = [u8]>>(
     out.write(header.as_bytes())?;
     for (_, t) in order {
         let data = bytes(t)?;
-        let (want, got) = (t.bytes()?, data.len() as u64);
-        if want != got {
-            let (name, shape, dtype) = (shown(&t.name), t.shape, t.dtype);
-            return Err(Error::shape(format!("tensor {name}: {shape} {dtype} takes {want} bytes, got {got}")));
-        }
+        t.check(data.len() as u64)?;
         out.write(&data)?;
     }
     let len = 8 + header.len() as u64 + end;
