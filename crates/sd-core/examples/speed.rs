@@ -2,9 +2,9 @@
 //! ggml's own operations in the same run. Times are of the thread's processor, medians of several runs.
 //!
 //! `cargo run --release -p sd-core --example speed`
-#![allow(clippy::print_stdout)]
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::sync::Arc;
 
 use sd_core::convert::from_f32;
@@ -101,8 +101,11 @@ fn measure(
         times.sort_by(f64::total_cmp);
         line += &format!("{:>10.1}", flop / times[RUNS / 2] / 1e9);
     }
-    println!("{line}");
-    Ok(())
+    print(&line)
+}
+
+fn print(line: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{line}").map_err(|e| Error::io("standard output", e))
 }
 
 fn linear(m: usize, n: usize, k: usize, dtype: DType) -> Result<()> {
@@ -125,7 +128,7 @@ fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dt
 
 fn main() -> Result<()> {
     let names = KERNELS.map(|k| format!("{:>10}", format!("{k:?}").to_lowercase()));
-    println!("{:<42}{}   GFLOP/s", "", names.concat());
+    print(&format!("{:<42}{}   GFLOP/s", "", names.concat()))?;
     for dtype in
         [DType::F32, DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q5_1, DType::Q4K, DType::Q6K]
     {
