@@ -231,7 +231,7 @@ def main():
     parser.add_argument("--sheet", help="where to save the pictures, as one PNG per scale (the name takes a %%s)")
     parser.add_argument("--rules", action="store_true", help="only try the rules on drawn scenes")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(2)
     if args.rules:
         print(check_rules())
         return

@@ -1,6 +1,6 @@
 """Train the text encoder and the UNet of the demo model on latents.
 
-    python train_diffusion.py --merges clip_merges.txt.xz --out WORK --minutes 60
+    python train_diffusion.py --merges clip_merges.txt.xz --out WORK --minutes 75
 
 `WORK/vae.pt` is read; `WORK/diffusion.pt` is rewritten every few minutes and a
 new run continues from it.  Every worker keeps a pool of encoded scenes, of
@@ -312,7 +312,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--merges", required=True, help="merge list of the CLIP tokenizer")
     parser.add_argument("--out", default="work")
-    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=75)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--batch", type=int, default=16, help="scenes per worker and step")
     parser.add_argument("--pool", type=int, default=1000, help="encoded scenes per worker")

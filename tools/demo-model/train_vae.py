@@ -1,12 +1,12 @@
 """Train the autoencoder of the demo model on freshly drawn scenes.
 
-    python train_vae.py --out WORK --minutes 25
+    python train_vae.py --out WORK --minutes 15
 
-Two worker processes of one thread each update the same weights.  The run is cut
-by the clock: the learning rate follows a cosine over `--minutes`.  Until
-`--full-from` (a fraction of the run) pictures are 64x64 cut-outs, after that
-whole 128x128 scenes.  `WORK/vae.pt` is rewritten every minute or two, and a
-new run starts from it when it exists.
+Two worker processes of one thread each update the same weights.  The run is
+cut by the clock: the learning rate follows a cosine over `--minutes`.  Until
+`--full-from` (a fraction of the run) pictures are 64x64, cut out or shrunk;
+after that they are whole 128x128 scenes.  `WORK/vae.pt` is rewritten every
+minute or two, and a new run starts from it when it exists.
 """
 
 import argparse
@@ -57,18 +57,10 @@ def slopes(x):
     return x[:, :, 1:] - x[:, :, :-1], x[:, :, :, 1:] - x[:, :, :, :-1]
 
 
-def losses(vae, x, kl_weight, decoder_only=False, noise=None):
-    """Loss, mean squared error and divergence of a batch of pictures.
-
-    `noise` is the size per channel of extra noise on the latents, up to which
-    each picture gets a random share: a decoder trained on it forgives the
-    small errors of generated latents.
-    """
-    with torch.set_grad_enabled(not decoder_only):
-        mean, logvar = vae.moments(x)
+def losses(vae, x, kl_weight):
+    """Loss, mean squared error and divergence of a batch of pictures."""
+    mean, logvar = vae.moments(x)
     z = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)
-    if noise is not None:
-        z = z + noise[None, :, None, None] * torch.rand(len(z), 1, 1, 1) * torch.randn_like(z)
     y = vae.decode(z)
     flat = (y - x).abs().mean() + 0.5 * (y - x).square().mean()
     edge = sum((a - b).abs().mean() for a, b in zip(slopes(y), slopes(x)))
@@ -117,12 +109,8 @@ def train(rank, shared, args):
     test_rng = np.random.default_rng(12345)
     test = [scenes.render(scenes.random_scene(test_rng)) for _ in range(16)]
     parameters = list(vae.parameters())
-    if args.decoder_only:
-        parameters = list(vae.decoder.parameters()) + list(vae.post_quant_conv.parameters())
-    averages = dict(zip(vae.parameters(), average.parameters()))
-    averages = [averages[p] for p in parameters]
+    averages = list(average.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, betas=(0.9, 0.99), weight_decay=1e-3)
-    noise = args.latent_noise * latent_statistics(average)[1] if args.latent_noise > 0 else None
     begin = last_save = last_log = time.time()
     total = args.minutes * 60
     step = 0
@@ -133,7 +121,7 @@ def train(rank, shared, args):
             group["lr"] = args.lr * rate
         full = done >= args.full_from
         x = pool.batch(args.batch if not full else max(1, args.batch // 4), not full)
-        loss, mse, kl = losses(vae, x, args.kl, args.decoder_only, noise)
+        loss, mse, kl = losses(vae, x, args.kl)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -172,13 +160,11 @@ def save(out, vae, average, test, bypass):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", default="work")
-    parser.add_argument("--minutes", type=float, default=25)
+    parser.add_argument("--minutes", type=float, default=15)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--batch", type=int, default=6, help="64x64 pictures per worker and step")
     parser.add_argument("--full-from", type=float, default=0.45, help="part of the run on 64x64 pictures")
     parser.add_argument("--kl", type=float, default=5e-5)
-    parser.add_argument("--decoder-only", action="store_true", help="leave the encoder, and so the latents, alone")
-    parser.add_argument("--latent-noise", type=float, default=0.0, help="extra noise, in standard deviations")
     parser.add_argument("--bypass", action=argparse.BooleanOptionalAction, default=True,
                         help="skip the residual blocks at full resolution")
     parser.add_argument("--seed", type=int, default=1)
@@ -195,8 +181,7 @@ def main():
     saved = pathlib.Path(args.out) / "vae.pt"
     if saved.exists():
         state = torch.load(saved)
-        # The latents are those of the averaged encoder.
-        vae.load_state_dict(state["average" if args.decoder_only else "vae"])
+        vae.load_state_dict(state["vae"])
         average.load_state_dict(state["average"])
     for net in (vae, average):
         net.to(memory_format=torch.channels_last)
