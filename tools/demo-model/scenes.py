@@ -178,7 +178,7 @@ def pick(rng, items, weights=None):
     return items[int(rng.choice(len(items), p=weights))]
 
 
-def random_scene(rng, two_objects=0.22):
+def random_scene(rng, two_objects=0.12):
     """Draw the contents of a scene.
 
     Keys: `objects` (shape, color, size, position, centre, radius, rgb),
@@ -187,7 +187,7 @@ def random_scene(rng, two_objects=0.22):
     """
     bg = pick(rng, COLORS) if rng.random() < 0.72 else None
     pattern = "plain"
-    if bg is not None and rng.random() < 0.14:
+    if bg is not None and rng.random() < 0.09:
         pattern = pick(rng, PATTERNS)
     two = rng.random() < two_objects
     choices = [c for c in COLORS if c != bg]

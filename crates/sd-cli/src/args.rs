@@ -1,8 +1,10 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
 use crate::later;
+use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
 use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -157,9 +159,14 @@ pub(crate) struct Generation {
 
 impl Args {
     /// Reads a command line, program name first.
-    pub(crate) fn read(argv: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Args, clap::Error> {
+    pub(crate) fn read(argv: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
         let mut command = Args::full_command();
-        let matches = command.try_get_matches_from_mut(argv)?;
+        let argv: Vec<OsString> = argv.into_iter().collect();
+        let matches = command.try_get_matches_from_mut(&argv);
+        let matches = matches.map_err(|e| match e.kind() {
+            ErrorKind::InvalidUtf8 => not_utf8(&mut command, &argv),
+            _ => e,
+        })?;
         later::check(&mut command, &matches)?;
         let mut args = Args::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?;
         if last_of(&matches, "verbose") > last_of(&matches, "log_level") {
@@ -175,6 +182,14 @@ impl Args {
             arg.allow_hyphen_values(takes_value)
         })
     }
+}
+
+/// The error that shows the argument which is not UTF-8, and the one before it, which may be its option.
+fn not_utf8(command: &mut Command, argv: &[OsString]) -> clap::Error {
+    let wrong = argv.iter().position(|arg| arg.to_str().is_none()).unwrap_or(0);
+    let shown = argv.iter().take(wrong + 1).skip(wrong.saturating_sub(1).max(1));
+    let shown: Vec<_> = shown.map(|arg| arg.to_string_lossy()).collect();
+    command.error(ErrorKind::InvalidUtf8, format!("'{}' is not UTF-8", shown.join(" ")))
 }
 
 /// Where an option last stood on the command line, counted from 1; 0 when it was not there.

@@ -27,6 +27,8 @@ impl Console {
     pub(crate) fn log(&self, level: LevelFilter, color: bool) {
         tracing_subscriber::fmt()
             .with_max_level(level)
+            // Where stderr cannot be written, a complaint about that on stderr would end the program.
+            .log_internal_errors(false)
             .with_ansi(color)
             .event_format(LogLine)
             .with_writer(self.clone())

@@ -5,6 +5,8 @@ use crate::console::{Bar, Console};
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
 use sd_runtime::{CancelToken, Device, Engine, GeneratedImage, ImageRequest, Observer, Progress};
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
 
@@ -13,6 +15,9 @@ const DEMO: (&str, &[u8]) = ("demo.safetensors", include_bytes!("../../../assets
 
 /// Sides are multiples of this: the autoencoder shrinks them eight times.
 const SIDE_STEP: u32 = 8;
+
+/// The most bytes of a prompt file. No text encoder reads nearly as much.
+const MAX_PROMPT: u64 = 1 << 20;
 
 /// Draws what `args` ask for and writes the files.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
@@ -108,7 +113,17 @@ fn request(args: &Args) -> Result<ImageRequest> {
 /// A prompt: the contents of `file` when there is one.
 fn text(option: &str, given: &str, file: Option<&Path>) -> Result<String> {
     let Some(file) = file else { return Ok(given.to_owned()) };
-    std::fs::read_to_string(file).with_context(|| format!("{option} {}", file.display()))
+    let mut text = String::new();
+    // A device such as /dev/zero has no end.
+    let opened = File::open(file).and_then(|file| file.take(MAX_PROMPT + 1).read_to_string(&mut text));
+    opened.with_context(|| format!("{option} {}", file.display()))?;
+    if text.len() as u64 > MAX_PROMPT {
+        bail!("{option} {}: more than {MAX_PROMPT} bytes, the most a prompt can have", file.display());
+    }
+    if text.contains('\0') {
+        bail!("{option} {}: holds a NUL character, want text", file.display());
+    }
+    Ok(text)
 }
 
 /// `pixels` rounded up to a size that networks can have.
@@ -150,6 +165,14 @@ impl Output {
             let path = self.path(index);
             if path.is_dir() {
                 bail!("--output: {} is a folder", path.display());
+            }
+            // Of `folder/` nothing but the extension is left for a name.
+            if path.extension().is_none() {
+                bail!(
+                    "--output: {} names no file, want one such as {}",
+                    self.pattern,
+                    path.with_file_name("a.png").display()
+                );
             }
             let nearest = path.ancestors().skip(1).find(|folder| folder.exists());
             if let Some(folder) = nearest.filter(|folder| !folder.is_dir()) {

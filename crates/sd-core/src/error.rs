@@ -177,9 +177,10 @@ impl fmt::Debug for Error {
 }
 
 impl std::error::Error for Error {
+    /// What lies below the system's error, whose own text [`Display`](fmt::Display) already shows.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.0.kind {
-            Kind::Io { source, .. } => Some(source),
+            Kind::Io { source, .. } => source.source(),
             _ => None,
         }
     }
@@ -193,5 +194,15 @@ mod tests {
     fn context_reads_from_the_outside_in() {
         let e = Error::missing("a.weight", "x.gguf").context("to_q").context("block 3").hint("give --vae");
         assert_eq!(e.to_string(), "block 3: to_q: a.weight: missing from x.gguf   hint: give --vae");
+    }
+
+    #[test]
+    fn a_chain_of_sources_repeats_nothing() {
+        let e = Error::io("x.png", std::io::ErrorKind::NotFound.into());
+        assert_eq!(e.to_string(), format!("x.png: {}", std::io::ErrorKind::NotFound));
+        assert!(std::error::Error::source(&e).is_none());
+        let e = Error::io("x.png", std::io::Error::other("below"));
+        assert_eq!(e.to_string(), "x.png: below");
+        assert!(std::error::Error::source(&e).is_none());
     }
 }

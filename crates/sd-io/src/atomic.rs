@@ -40,7 +40,7 @@ impl Atomic {
             return Ok(Atomic { target, temp: None, out: Some(BufWriter::new(file)) });
         }
         let temp = temporary_name(&target)?;
-        let file = File::options().write(true).create_new(true).open(&temp).map_err(|e| Error::io(&temp, e))?;
+        let file = File::options().write(true).create_new(true).open(&temp).map_err(error)?;
         Ok(Atomic { target, temp: Some(temp), out: Some(BufWriter::with_capacity(1 << 20, file)) })
     }
 

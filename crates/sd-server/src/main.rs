@@ -44,6 +44,8 @@ async fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt()
+        // Where stderr cannot be written, a complaint about that on stderr would end the program.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .with_ansi(false)
