@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use sd_core::{CancelToken, DType, Device, Program, Runner, RunnerOptions, Tensor, TypePolicy, WeightSource};
 use sd_io::Checkpoint;
-use sd_models::{Component, Files, Model};
+use sd_models::{Component, Files, Model, Part};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,19 +53,24 @@ pub fn bench(path: &Path, setup: &Setup, side: usize, runs: usize) -> Result<Str
     let [h, w] = [side / info.latent.compression; 2];
     let latent = |batch: usize| waves(&[batch, info.latent.channels, h, w]);
 
-    let text = model.text_program(2, 1)?;
+    let text = model.text_program(Part::ClipL, 2, 1)?;
     let ids = Tensor::i32(&[2, TOKENS], vec![320; 2 * TOKENS])?;
-    let mut runner = setup.runner(model.text())?;
+    let mut runner = setup.runner(model.component(Part::ClipL)?)?;
     let context = run(&mut runner, &text, &[("ids", &ids)])?;
     drop(runner);
 
     let unet = model.diffusion_program(2, h, w, TOKENS)?;
     let (x, timesteps) = (latent(2)?, Tensor::f32(&[2], vec![500.0; 2])?);
     let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
-    let step = median(&mut setup.runner(model.diffusion())?, &unet, &inputs, runs)?;
+    let step = median(&mut setup.runner(model.component(Part::Diffusion)?)?, &unet, &inputs, runs)?;
 
     let decoder = model.decode_program(1, h, w)?;
-    let decode = median(&mut setup.runner(model.vae())?, &decoder, &[("latent", &latent(1)?)], runs)?;
+    let decode = median(
+        &mut setup.runner(model.component(Part::Autoencoder)?)?,
+        &decoder,
+        &[("latent", &latent(1)?)],
+        runs,
+    )?;
 
     let types = setup.weight_type.map_or("stored".to_owned(), |t| t.to_string());
     let device = Device::find(&setup.device)?;
@@ -110,19 +115,23 @@ pub fn compare(path: &Path, reference: &Path, setup: &Setup) -> Result<Vec<Strin
     let dims = |t: &Tensor| -> Result<[usize; 4]> { t.shape().array().context("want four axes") };
 
     let ids = ints(&reference, "input.ids")?;
-    let text = run(&mut setup.runner(model.text())?, &model.text_program(1, 1)?, &[("ids", &ids)])?;
+    let text = run(
+        &mut setup.runner(model.component(Part::ClipL)?)?,
+        &model.text_program(Part::ClipL, 1, 1)?,
+        &[("ids", &ids)],
+    )?;
 
     let (x, context) = (floats(&reference, "input.sample")?, floats(&reference, "input.context")?);
     let timesteps = floats(&reference, "input.timestep")?;
     let [batch, _, h, w] = dims(&x)?;
     let unet = model.diffusion_program(batch, h, w, TOKENS)?;
     let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
-    let sample = run(&mut setup.runner(model.diffusion())?, &unet, &inputs)?;
+    let sample = run(&mut setup.runner(model.component(Part::Diffusion)?)?, &unet, &inputs)?;
 
     let latent = floats(&reference, "input.latent")?;
     let [batch, _, h, w] = dims(&latent)?;
     let decoder = model.decode_program(batch, h, w)?;
-    let image = run(&mut setup.runner(model.vae())?, &decoder, &[("latent", &latent)])?;
+    let image = run(&mut setup.runner(model.component(Part::Autoencoder)?)?, &decoder, &[("latent", &latent)])?;
 
     let mut lines = Vec::new();
     let mut far = false;

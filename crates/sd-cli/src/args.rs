@@ -3,7 +3,7 @@
 use crate::later;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
-use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
+use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind};
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -79,9 +79,15 @@ pub(crate) struct Context {
     /// CLIP-L text encoder that replaces the checkpoint's
     #[arg(long = "clip_l", value_name = "path")]
     pub(crate) clip_l: Option<PathBuf>,
+    /// Second text encoder, OpenCLIP bigG, that replaces the checkpoint's
+    #[arg(long = "clip_g", value_name = "path")]
+    pub(crate) clip_g: Option<PathBuf>,
     /// Autoencoder that replaces the checkpoint's
     #[arg(long, value_name = "path")]
     pub(crate) vae: Option<PathBuf>,
+    /// What the network predicts: eps or v; default: what the checkpoint says, or a try
+    #[arg(long, value_name = "string", value_parser = named::<Prediction>)]
+    pub(crate) prediction: Option<Prediction>,
     /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
     #[arg(long = "type", value_name = "string", value_parser = weight_type)]
     pub(crate) weight_type: Option<DType>,
@@ -146,7 +152,7 @@ pub(crate) struct Generation {
     /// Sampler: euler, euler_a or dpm++2m; default: the model's own, mostly euler_a
     #[arg(long, value_name = "string", value_parser = named::<SamplerKind>)]
     pub(crate) sampling_method: Option<SamplerKind>,
-    /// Noise schedule: discrete or karras; default: discrete
+    /// Noise schedule: discrete, karras or exponential; default: the model's own
     #[arg(long, value_name = "string", value_parser = named::<SchedulerKind>)]
     pub(crate) scheduler: Option<SchedulerKind>,
     /// Layers of the text encoder to leave out, counting from 1 for none; 0 or less means the model's own

@@ -55,6 +55,12 @@ fn open(args: &Args) -> Result<Engine> {
     if let Some(path) = &context.clip_l {
         builder = builder.clip_l(path);
     }
+    if let Some(path) = &context.clip_g {
+        builder = builder.clip_g(path);
+    }
+    if let Some(prediction) = context.prediction {
+        builder = builder.prediction(prediction);
+    }
     if let Some(path) = &context.vae {
         builder = builder.vae(path);
     }

@@ -2,11 +2,13 @@
 
 use sd_core::WeightSource;
 
+use crate::family::Family;
+
 /// What a file turned out to be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A family that can be run.
-    Sd1,
+    Runs(Family),
     /// Known by this name, and not supported.
     Known(&'static str),
     /// Not a diffusion model but this, with what to do with it.
@@ -45,9 +47,7 @@ const NETWORKS: &[(&str, &str)] = &[
     ("double_blocks.", "FLUX.1"),
     ("single_transformer_blocks.", "FLUX.1"),
     ("transformer_blocks.0.attn.add_q_proj.", "SD 3"),
-    ("conditioner.embedders.1.", "SDXL"),
-    ("label_emb.", "SDXL"),
-    ("add_embedding.", "SDXL"),
+    ("embedder.model.visual.", "SD 2 unCLIP"),
 ];
 
 /// Files that hold something else.
@@ -75,20 +75,31 @@ pub(crate) fn detect(file: &dyn WeightSource) -> Kind {
     if let Some((_, name)) = NETWORKS.iter().find(|(key, _)| has(key)) {
         return Kind::Known(name);
     }
-    let first = ["input_blocks.0.0.weight", "conv_in.weight"];
-    let unet = has("input_blocks.") || has("down_blocks.0.resnets.0.time_emb_proj.");
-    if !unet {
+    if !(has("input_blocks.") || has("down_blocks.0.resnets.0.time_emb_proj.")) {
         return Kind::NoNetwork;
     }
-    if is_sd2(file, &names) {
-        return Kind::Known("SD 2");
-    }
-    let is_first = |n: &&&str| first.iter().any(|f| at_component(n, f)) && !n.contains("coder.");
-    let channels = names.iter().find(is_first).and_then(|n| file.meta(n)).map(|m| m.shape.dim(1));
-    match channels {
-        Some(9) => Kind::Known("SD 1 inpainting"),
-        Some(8) => Kind::Known("SD 1 InstructPix2Pix"),
-        _ => Kind::Sd1,
+    let shape = |keys: &[&str]| {
+        let found = |n: &&&str| keys.iter().any(|key| at_component(n, key)) && !n.contains("coder.");
+        names.iter().find(found).and_then(|n| file.meta(n)).map(|m| m.shape)
+    };
+    let vector = shape(&["label_emb.0.0.weight", "add_embedding.linear_1.weight"]);
+    let family = if let Some(vector) = vector {
+        // The refiner's vector holds five numbers as 256 values each beside its one encoder's pooled state.
+        let context = shape(&["attn2.to_k.weight"]);
+        if context.is_some_and(|context| context.last() + 5 * 256 == vector.last()) {
+            return Kind::Known("SDXL refiner");
+        }
+        Family::Sdxl
+    } else if is_sd2(file, &names) {
+        Family::Sd2
+    } else {
+        Family::Sd1
+    };
+    let first = shape(&["input_blocks.0.0.weight", "conv_in.weight"]).and_then(|s| s.dims().get(1).copied());
+    match first {
+        Some(9) => Kind::Known("an inpainting model"),
+        Some(8) => Kind::Known("an InstructPix2Pix model"),
+        _ => Kind::Runs(family),
     }
 }
 
@@ -97,8 +108,8 @@ fn at_component(name: &str, key: &str) -> bool {
     name.match_indices(key).any(|(i, _)| i == 0 || name.get(..i).is_some_and(|before| before.ends_with('.')))
 }
 
-/// SD 2 has OpenCLIP's text encoder. Where that is stored apart or renamed, its width tells, and in a file without
-/// a text encoder the attention's projections, which are matrices in SD 2 and convolutions in SD 1.
+/// SD 2 has OpenCLIP's text encoder. Where that is stored apart or renamed, the attention's projections tell, which are
+/// matrices in SD 2 and convolutions in SD 1, and at last the encoder's width.
 fn is_sd2(file: &dyn WeightSource, names: &[&str]) -> bool {
     if names.iter().any(|n| n.starts_with("cond_stage_model.model.")) {
         return true;
@@ -107,10 +118,10 @@ fn is_sd2(file: &dyn WeightSource, names: &[&str]) -> bool {
         return false;
     }
     let shape = |key: &str| names.iter().find(|n| n.ends_with(key)).and_then(|n| file.meta(n)).map(|m| m.shape);
-    if let Some(table) = shape("embeddings.token_embedding.weight") {
-        return table.last() == 1024;
+    if let Some(projection) = shape(".proj_in.weight") {
+        return projection.rank() == 2;
     }
-    shape(".proj_in.weight").is_some_and(|s| s.rank() == 2)
+    shape("embeddings.token_embedding.weight").is_some_and(|table| table.last() == 1024)
 }
 
 #[cfg(test)]
@@ -130,7 +141,6 @@ mod tests {
         assert_eq!(one(&format!("{D}double_blocks.0.img_attn.qkv.weight")), Kind::Known("FLUX.1"));
         assert_eq!(one("double_blocks.0.img_attn.qkv.weight"), Kind::Known("FLUX.1"));
         assert_eq!(one(&format!("{D}joint_blocks.0.x_block.mlp.fc1.weight")), Kind::Known("SD 3"));
-        assert_eq!(one(&format!("{D}label_emb.0.0.weight")), Kind::Known("SDXL"));
         assert_eq!(one("blocks.0.cross_attn.norm_k.weight"), Kind::Known("Wan"));
         assert_eq!(one(&format!("{D}transformer_blocks.0.img_mod.1.weight")), Kind::Known("Qwen-Image"));
         assert!(matches!(one("lora_unet_down_blocks_0.alpha"), Kind::NotAModel("a LoRA", _)));
@@ -151,19 +161,19 @@ mod tests {
             kind(&all)
         };
         let linear = "model.diffusion_model.input_blocks.1.1.proj_in.weight";
-        assert_eq!(net(&[]), Kind::Sd1);
-        assert_eq!(net(&[("cond_stage_model.model.ln_final.weight", &[64])]), Kind::Known("SD 2"));
-        assert_eq!(net(&[(linear, &[64, 64])]), Kind::Known("SD 2"));
-        assert_eq!(net(&[(linear, &[64, 64, 1, 1])]), Kind::Sd1);
+        assert_eq!(net(&[]), Kind::Runs(Family::Sd1));
+        assert_eq!(net(&[("cond_stage_model.model.ln_final.weight", &[64])]), Kind::Runs(Family::Sd2));
+        assert_eq!(net(&[(linear, &[64, 64])]), Kind::Runs(Family::Sd2));
+        assert_eq!(net(&[(linear, &[64, 64, 1, 1])]), Kind::Runs(Family::Sd1));
         let text = "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight";
-        assert_eq!(net(&[(linear, &[64, 64]), (text, &[9, 64])]), Kind::Sd1);
+        assert_eq!(net(&[(linear, &[64, 64]), (text, &[9, 64])]), Kind::Runs(Family::Sd1));
         assert_eq!(
             net(&[("model.diffusion_model.input_blocks.0.0.weight", &[32, 9, 3, 3])]),
-            Kind::Known("SD 1 inpainting")
+            Kind::Known("an inpainting model")
         );
         assert_eq!(
             net(&[("model.diffusion_model.input_blocks.0.0.weight", &[32, 8, 3, 3])]),
-            Kind::Known("SD 1 InstructPix2Pix")
+            Kind::Known("an InstructPix2Pix model")
         );
         let folder: &[(&str, &[usize])] = &[
             ("unet.conv_in.weight", &[32, 4, 3, 3]),
@@ -171,7 +181,25 @@ mod tests {
             ("vae.decoder.conv_in.weight", &[32, 9, 3, 3]),
             ("text_encoder.text_model.embeddings.token_embedding.weight", &[9, 1024]),
         ];
-        assert_eq!(kind(folder), Kind::Known("SD 2"));
-        assert_eq!(kind(&folder[..3]), Kind::Sd1);
+        assert_eq!(kind(folder), Kind::Runs(Family::Sd2));
+        assert_eq!(kind(&folder[..3]), Kind::Runs(Family::Sd1));
+        let projection: (&str, &[usize]) = ("unet.down_blocks.0.attentions.0.proj_in.weight", &[64, 64]);
+        let text: (&str, &[usize]) = ("text_encoder.text_model.embeddings.token_embedding.weight", &[9, 64]);
+        assert_eq!(kind(&[folder[0], folder[1], projection, text]), Kind::Runs(Family::Sd2));
+    }
+
+    #[test]
+    fn sdxl_and_its_refiner_are_told_apart_by_ratios() {
+        let net = |context: usize, vector: usize| {
+            kind(&[
+                ("model.diffusion_model.input_blocks.0.0.weight", &[32, 4, 3, 3]),
+                ("model.diffusion_model.input_blocks.4.1.transformer_blocks.0.attn2.to_k.weight", &[64, context]),
+                ("model.diffusion_model.label_emb.0.0.weight", &[64, vector]),
+            ])
+        };
+        assert_eq!(net(2048, 2816), Kind::Runs(Family::Sdxl));
+        assert_eq!(net(1280, 2560), Kind::Known("SDXL refiner"));
+        assert_eq!(net(192, 1664), Kind::Runs(Family::Sdxl));
+        assert_eq!(net(128, 1408), Kind::Known("SDXL refiner"));
     }
 }

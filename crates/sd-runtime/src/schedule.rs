@@ -11,12 +11,19 @@ pub enum SchedulerKind {
     Discrete,
     /// Karras et al. 2022, equation 5, with rho 7.
     Karras,
+    /// Evenly spaced logarithms of the noise level.
+    Exponential,
 }
 
 named!(
     SchedulerKind,
     "scheduler",
-    [("discrete", SchedulerKind::Discrete), ("normal", SchedulerKind::Discrete), ("karras", SchedulerKind::Karras),]
+    [
+        ("discrete", SchedulerKind::Discrete),
+        ("normal", SchedulerKind::Discrete),
+        ("karras", SchedulerKind::Karras),
+        ("exponential", SchedulerKind::Exponential),
+    ]
 );
 
 impl SchedulerKind {
@@ -25,6 +32,7 @@ impl SchedulerKind {
         match self {
             SchedulerKind::Discrete => "Normal",
             SchedulerKind::Karras => "Karras",
+            SchedulerKind::Exponential => "Exponential",
         }
     }
 
@@ -39,6 +47,10 @@ impl SchedulerKind {
                 let (high, low) = (root(table.max()), root(table.min()));
                 (0..steps).map(|i| (high + part(i) * (low - high)).powi(7)).collect()
             }
+            SchedulerKind::Exponential => {
+                let (high, low) = (table.max().ln(), table.min().ln());
+                (0..steps).map(|i| (high + part(i) * (low - high)).exp()).collect()
+            }
         };
         sigmas.push(0.0);
         sigmas
@@ -51,24 +63,39 @@ const LAST: f64 = (TIMESTEPS - 1) as f64;
 /// The smallest noise level of a table; a stored one may claim no noise at all at its first timestep.
 const LEAST_SIGMA: f64 = 1e-6;
 
-/// The noise level of every training timestep: sigma = sqrt((1 - a) / a), `a` the cumulative product of alphas.
+/// The noise levels a network was trained on: sigma = sqrt((1 - a) / a), `a` the cumulative product of alphas.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SigmaTable {
-    /// Rising, [`TIMESTEPS`] of them.
-    log_sigmas: Vec<f64>,
+    levels: Levels,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Levels {
+    /// The logarithms of the levels of [`TIMESTEPS`] timesteps, rising.
+    Table(Vec<f64>),
+    /// The logarithms of the least and the largest. The timestep of a level is a quarter of its logarithm.
+    Continuous([f64; 2]),
 }
 
 impl SigmaTable {
     /// Stable Diffusion's "scaled linear" betas: the squares of evenly spaced values from sqrt(0.00085) to sqrt(0.012).
     pub fn scaled_linear() -> SigmaTable {
-        let (first, last) = (0.00085f64.sqrt(), 0.012f64.sqrt());
-        let mut product = 1.0;
-        let alphas = (0..TIMESTEPS).map(|i| {
-            let root = first + (last - first) * i as f64 / LAST;
-            product *= 1.0 - root * root;
-            product
-        });
-        SigmaTable { log_sigmas: alphas.map(log_sigma).collect() }
+        SigmaTable { levels: Levels::Table(scaled_linear().into_iter().map(log_sigma).collect()) }
+    }
+
+    /// The same, rescaled to end in noise alone (Lin et al. 2023, algorithm 1), but for 2^-24 of the signal, so that
+    /// the last level stays finite.
+    pub fn zero_terminal_snr() -> SigmaTable {
+        let roots: Vec<f64> = scaled_linear().into_iter().map(f64::sqrt).collect();
+        let first = roots.first().copied().unwrap_or(1.0);
+        let last = roots.last().copied().unwrap_or(0.0);
+        let alpha = |root: &f64| ((root - last) * first / (first - last)).powi(2).max(2f64.powi(-24));
+        SigmaTable { levels: Levels::Table(roots.iter().map(|r| log_sigma(alpha(r))).collect()) }
+    }
+
+    /// Every level from `min` to `max`, both above 0 (Karras et al. 2022).
+    pub fn continuous(min: f64, max: f64) -> SigmaTable {
+        SigmaTable { levels: Levels::Continuous([min.ln(), max.ln()]) }
     }
 
     /// A table stored in a checkpoint.
@@ -90,7 +117,8 @@ impl SigmaTable {
             }
             before = a;
         }
-        Ok(SigmaTable { log_sigmas: alphas.iter().map(|a| log_sigma(f64::from(*a))).collect() })
+        let levels = Levels::Table(alphas.iter().map(|a| log_sigma(f64::from(*a))).collect());
+        Ok(SigmaTable { levels })
     }
 
     /// The smallest noise level.
@@ -103,27 +131,50 @@ impl SigmaTable {
         self.sigma(LAST)
     }
 
-    /// The noise level at a timestep, interpolated in the logarithm; `t` is held to the table.
+    /// The noise level at a timestep of [`TIMESTEPS`], interpolated in the logarithm; `t` is held to the table.
     pub fn sigma(&self, t: f64) -> f64 {
         let t = t.clamp(0.0, LAST);
-        let low = (t.floor() as usize).min(TIMESTEPS - 2);
-        let (a, b) = self.pair(low);
-        (a + (b - a) * (t - low as f64)).exp()
+        match &self.levels {
+            Levels::Table(logs) => {
+                let low = (t.floor() as usize).min(TIMESTEPS - 2);
+                let (a, b) = pair(logs, low);
+                (a + (b - a) * (t - low as f64)).exp()
+            }
+            Levels::Continuous([min, max]) => (min + (max - min) * t / LAST).exp(),
+        }
     }
 
-    /// The timestep of a noise level, the inverse of [`SigmaTable::sigma`]; held to the table.
+    /// What the network is told of a noise level: its place in the table, the inverse of [`SigmaTable::sigma`] and held
+    /// to the table, or a quarter of its logarithm where levels are continuous.
     pub fn timestep(&self, sigma: f64) -> f64 {
         let x = sigma.ln();
-        let low = self.log_sigmas.partition_point(|s| *s <= x).saturating_sub(1).min(TIMESTEPS - 2);
-        let (a, b) = self.pair(low);
-        let part = if b > a { ((x - a) / (b - a)).clamp(0.0, 1.0) } else { 0.0 };
-        low as f64 + part
+        match &self.levels {
+            Levels::Table(logs) => {
+                let low = logs.partition_point(|s| *s <= x).saturating_sub(1).min(TIMESTEPS - 2);
+                let (a, b) = pair(logs, low);
+                let part = if b > a { ((x - a) / (b - a)).clamp(0.0, 1.0) } else { 0.0 };
+                low as f64 + part
+            }
+            Levels::Continuous([min, max]) => x.clamp(*min, *max) / 4.0,
+        }
     }
+}
 
-    fn pair(&self, low: usize) -> (f64, f64) {
-        let at = |i: usize| self.log_sigmas.get(i).copied().unwrap_or(0.0);
-        (at(low), at(low + 1))
-    }
+fn pair(logs: &[f64], low: usize) -> (f64, f64) {
+    let at = |i: usize| logs.get(i).copied().unwrap_or(0.0);
+    (at(low), at(low + 1))
+}
+
+/// Cumulative products of alphas.
+fn scaled_linear() -> Vec<f64> {
+    let (first, last) = (0.00085f64.sqrt(), 0.012f64.sqrt());
+    let mut product = 1.0;
+    let alpha = |i: usize| {
+        let root = first + (last - first) * i as f64 / LAST;
+        product *= 1.0 - root * root;
+        product
+    };
+    (0..TIMESTEPS).map(alpha).collect()
 }
 
 fn log_sigma(alpha: f64) -> f64 {

@@ -1,6 +1,7 @@
 //! The path of one request: conditioning, noise, the sampler's loop, the picture.
 
 use sd_core::{CancelToken, Error, Result, Tensor};
+use sd_models::{Conditioning, Prompt};
 
 use crate::guidance::{Prediction, classifier_free};
 use crate::observer::{Observer, Progress, Stage, StepLatent};
@@ -20,11 +21,17 @@ pub(crate) trait Networks {
     /// anything is allocated.
     fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()>;
 
-    /// The states `[1, tokens, c]` of a prompt.
-    fn condition(&mut self, prompt: &str, clip_skip: u32, cancel: &CancelToken) -> Result<Tensor>;
+    /// What a prompt conditions the diffusion network on.
+    fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
 
     /// The raw prediction for `x` `[1, c, h, w]` under each of `conditions`.
-    fn predict(&mut self, x: &Tensor, t: f64, conditions: &[&Tensor], cancel: &CancelToken) -> Result<Vec<Tensor>>;
+    fn predict(
+        &mut self,
+        x: &Tensor,
+        t: f64,
+        conditions: &[&Conditioning],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>>;
 
     /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent; `precise` computes with f32 weights.
     fn decode(&mut self, latent: &Tensor, precise: bool, cancel: &CancelToken) -> Result<Tensor>;
@@ -53,9 +60,9 @@ pub(crate) struct Watch<'a> {
 
 /// What a request's images are steered by.
 struct Conditions {
-    cond: Tensor,
+    cond: Conditioning,
     /// Absent when guidance is off.
-    uncond: Option<Tensor>,
+    uncond: Option<Conditioning>,
 }
 
 /// Which image of how many.
@@ -106,7 +113,9 @@ fn conditions(net: &mut dyn Networks, p: &Parameters, place: Place, watch: &mut 
     let mut encode = |done: usize, field: &str, text: &str| {
         place.report(watch, stage, done, total);
         watch.cancel.check()?;
-        let states = net.condition(text, p.clip_skip, watch.cancel).map_err(|e| e.context(stage.name()))?;
+        let size = [p.width as usize, p.height as usize];
+        let prompt = Prompt { text, negative: done > 0, clip_skip: p.clip_skip as usize, size };
+        let states = net.condition(&prompt, watch.cancel).map_err(|e| e.context(stage.name()))?;
         if states.is_finite() { Ok(states) } else { Err(non_finite(net, stage, &format!("the {field}'s states"))) }
     };
     let cond = encode(0, "prompt", &p.prompt)?;
@@ -143,7 +152,7 @@ fn denoise(
         let mut estimate = |x: &[f32], sigma: f64| {
             let scalings = prediction.scalings(sigma);
             let input = Tensor::f32(&dims, scalings.input(x))?;
-            let all: Vec<&Tensor> = std::iter::once(&conditions.cond).chain(&conditions.uncond).collect();
+            let all: Vec<&Conditioning> = std::iter::once(&conditions.cond).chain(&conditions.uncond).collect();
             let mut out = net.predict(&input, table.timestep(sigma), &all, watch.cancel)?.into_iter();
             let (cond, uncond) = (out.next().unwrap_or(input), out.next());
             let guided =

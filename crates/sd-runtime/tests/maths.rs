@@ -5,7 +5,7 @@
 
 mod support;
 
-use sd_runtime::{Rng, RngKind, Sampler, SamplerKind, SchedulerKind, SigmaTable};
+use sd_runtime::{Prediction, Rng, RngKind, Sampler, SamplerKind, SchedulerKind, SigmaTable};
 use support::{Fixture, json};
 
 /// Both slices agree within `abs`; a failure names the first place where they do not.
@@ -103,6 +103,32 @@ fn schedules_are_k_diffusions() {
 
 /// f32 against the reference's f64, along up to 20 steps of values up to 60 in size.
 const TRAJECTORY: f64 = 1e-5;
+
+#[test]
+fn sdxls_other_noise_levels_are_diffusers() {
+    let json = json("schedules_sdxl.json");
+    let list = |key: &str| json[key].as_array().unwrap().clone();
+    let number = |v: &serde_json::Value| v.as_f64().unwrap();
+    let table = SigmaTable::zero_terminal_snr();
+    for row in list("zsnr") {
+        close("zero terminal SNR", table.sigma(number(&row["i"])), number(&row["sigma"]));
+    }
+    let continuous = SigmaTable::continuous(0.002, 120.0);
+    for row in list("edm_v") {
+        let sigma = number(&row["sigma"]);
+        let scalings = Prediction::V.scalings(sigma);
+        close("timestep", continuous.timestep(sigma), number(&row["t"]));
+        close("c_in", scalings.c_in, number(&row["c_in"]));
+        close("c_skip", scalings.c_skip, number(&row["c_skip"]));
+        close("c_out", scalings.c_out, number(&row["c_out"]));
+    }
+    for row in list("edm_v_exponential") {
+        let want: Vec<f64> = row["sigmas"].as_array().unwrap().iter().map(number).collect();
+        let got = SchedulerKind::Exponential.sigmas(&continuous, want.len() - 1);
+        assert_eq!(got.len(), want.len());
+        got.iter().zip(&want).for_each(|(g, w)| close("exponential", *g, *w));
+    }
+}
 
 #[test]
 fn samplers_are_k_diffusions() {

@@ -42,6 +42,8 @@ pub struct Config {
     pub channels: usize,
     /// Channels of a context token.
     pub context: usize,
+    /// Channels of the vector that conditions all positions alike, where there is one.
+    pub vector: Option<usize>,
     /// Entries of `input_blocks` and of `output_blocks`.
     pub blocks: [usize; 2],
     /// How often the size is halved.
@@ -71,25 +73,45 @@ impl Config {
         }
         let context = context
             .ok_or_else(|| Error::unsupported("the network has no cross-attention, so no prompt can steer it"))?;
-        Ok(Config { in_channels, out_channels, channels, context, blocks, halvings, heads })
+        let vector = match w.contains("label_emb") {
+            true => Some(w.sub("label_emb.0.0").dims("weight").map(|[_, k]| k)?),
+            false => None,
+        };
+        Ok(Config { in_channels, out_channels, channels, context, vector, blocks, halvings, heads })
     }
 }
 
-/// The prediction `[b, out, h, w]` for `x [b, in, h, w]` at `timesteps [b]` given `context [b, t, k]`.
+/// What a network reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs {
+    /// `[b, in, h, w]`.
+    pub x: Var,
+    /// `[b]`.
+    pub timesteps: Var,
+    /// `[b, t, k]`.
+    pub context: Var,
+    /// `[b, v]`, where the network has one.
+    pub vector: Option<Var>,
+}
+
+/// The prediction `[b, out, h, w]`.
 ///
 /// # Errors
 /// `h` or `w` cannot be halved as often as the network does it, or weights do not fit.
-pub fn build(g: &Graph, w: &Scope, cfg: &Config, x: Var, timesteps: Var, context: Var) -> Result<Var> {
+pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> {
+    let Inputs { mut x, timesteps, context, vector } = inputs;
     let [_, _, height, width] = g.dims(x)?;
     let step = 1usize.checked_shl(cfg.halvings as u32).unwrap_or(0);
     if step == 0 || !height.is_multiple_of(step) || !width.is_multiple_of(step) {
         return Err(Error::shape(format!("latent {height}x{width}: both must be multiples of {step}")));
     }
-    let time = embed_time(g, w, cfg, timesteps)?; // [b, e]
-    let cond = Cond { time, context };
-    g.keep(&[time]);
+    let mut time = embed_time(g, &w.sub("time_embed"), cfg, timesteps)?; // [b, e]
+    if let Some(vector) = vector {
+        time = g.add(time, embed_vector(g, &w.sub("label_emb"), vector)?)?;
+    }
+    let cond = Cond { time: g.silu(time)?, context };
+    g.keep(&[cond.time]);
 
-    let mut x = x;
     let mut skips = Vec::new();
     for i in 0..cfg.blocks[0] {
         let w = w.at("input_blocks", i);
@@ -129,12 +151,19 @@ fn live(x: Var, skips: &[Var]) -> Vec<Var> {
 }
 
 fn embed_time(g: &Graph, w: &Scope, cfg: &Config, timesteps: Var) -> Result<Var> {
-    let w = w.sub("time_embed");
     let t = g.timestep_embedding(timesteps, cfg.channels, MAX_PERIOD)?; // [b, c]
     let t = g.silu(g.linear(&w.linear("0")?, t)?)?;
     let t = g.linear(&w.linear("2")?, t)?; // [b, e]
     g.label(t, w.path());
-    g.silu(t)
+    Ok(t)
+}
+
+/// SDXL's pooled text with the picture's sizes, `[b, v]`, as `[b, e]`.
+fn embed_vector(g: &Graph, w: &Scope, vector: Var) -> Result<Var> {
+    let y = g.silu(g.linear(&w.linear("0.0")?, vector)?)?;
+    let y = g.linear(&w.linear("0.2")?, y)?;
+    g.label(y, w.path());
+    Ok(y)
 }
 
 /// The modules of a block in order, each known by its weights.
@@ -266,6 +295,7 @@ mod tests {
             out_channels: 4,
             channels: 32,
             context: 64,
+            vector: None,
             blocks: [1, 1],
             halvings: 1,
             heads: HEADS,
@@ -281,28 +311,64 @@ mod tests {
         check(&case);
     }
 
-    fn whole(fixture: &str, run: fn(&Case)) {
+    /// Values of SDXL's sizes.
+    const SINUSOID: usize = 256;
+
+    fn whole(fixture: &str, heads: Heads, run: fn(&Case)) {
         let weights = Fixture::open(fixture).weights(str::to_owned).shared();
         let [part] = Component::split(&weights, Some(Part::Diffusion)).try_into().ok().unwrap();
         let network = |g: &Graph, w: &Scope, inputs: &[Var]| {
-            let cfg = Config::detect(w, HEADS)?;
-            let [context, sample, timestep] = *inputs else { panic!("{inputs:?}") };
-            Ok(vec![("sample", build(g, w, &cfg, sample, timestep, context)?)])
+            let cfg = Config::detect(w, heads)?;
+            // Inputs come in the order of their names.
+            let inputs = match *inputs {
+                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None },
+                [context, pooled, x, numbers, timesteps] => {
+                    let [b, n] = g.dims(numbers)?;
+                    let numbers = g.timestep_embedding(g.reshape(numbers, &[b * n])?, SINUSOID, MAX_PERIOD)?;
+                    let vector = g.concat(&[pooled, g.reshape(numbers, &[b, n * SINUSOID])?], 1)?;
+                    assert_eq!(cfg.vector, Some(g.shape(vector).last()));
+                    Inputs { x, timesteps, context, vector: Some(vector) }
+                }
+                _ => panic!("{inputs:?}"),
+            };
+            Ok(vec![("sample", build(g, w, &cfg, inputs)?)])
         };
         run(&Case { fixture, source: part.source(), prefix: "", build: &network });
         assert_eq!(part.scope().source().names().len(), part.tensors());
     }
 
+    const NARROW: Heads = Heads::Width(64);
+
     #[test]
-    fn the_network_agrees_with_diffusers() {
-        whole("unet_sd1", check);
-        whole("unet_sd1_batch", check);
-        whole("unet_sd1_odd", check);
+    fn sd1_agrees_with_diffusers() {
+        whole("unet_sd1", HEADS, check);
+        whole("unet_sd1_batch", HEADS, check);
+        whole("unet_sd1_odd", HEADS, check);
+    }
+
+    #[test]
+    fn sd2_agrees_with_diffusers() {
+        whole("unet_sd2", NARROW, check);
+        whole("unet_sd2_inpaint", NARROW, check);
+    }
+
+    #[test]
+    fn sdxl_agrees_with_diffusers() {
+        for fixture in ["unet_sdxl", "unet_sdxl_batch", "unet_sdxl_inpaint", "unet_sdxl_refiner"] {
+            whole(fixture, NARROW, check);
+        }
+    }
+
+    #[test]
+    fn pruned_sdxl_agrees_with_diffusers() {
+        whole("unet_ssd1b", NARROW, check);
+        whole("unet_vega", NARROW, check);
     }
 
     #[test]
     fn cuts_change_nothing() {
-        whole("unet_sd1_odd", check_cuts);
+        whole("unet_sd1_odd", HEADS, check_cuts);
+        whole("unet_sdxl_batch", NARROW, check_cuts);
     }
 
     #[test]
@@ -316,6 +382,7 @@ mod tests {
             out_channels: 4,
             channels: 32,
             context: 64,
+            vector: None,
             blocks: [12, 12],
             halvings: 3,
             heads: HEADS,
@@ -324,9 +391,10 @@ mod tests {
         let g = Graph::new();
         let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
         let (t, c) = (input("t", &[1]), input("c", &[1, 77, 64]));
-        let e = build(&g, w, &cfg, input("x", &[1, 4, 12, 16]), t, c).unwrap_err().to_string();
+        let inputs = |x| Inputs { x, timesteps: t, context: c, vector: None };
+        let e = build(&g, w, &cfg, inputs(input("x", &[1, 4, 12, 16]))).unwrap_err().to_string();
         assert_eq!(e, "latent 12x16: both must be multiples of 8");
-        build(&g, w, &cfg, input("y", &[1, 4, 8, 16]), t, c).unwrap();
+        build(&g, w, &cfg, inputs(input("y", &[1, 4, 8, 16]))).unwrap();
         assert_eq!(w.unused(), Vec::<String>::new());
     }
 }

@@ -4,6 +4,7 @@
 mod diffusers;
 mod flux;
 mod ignored;
+mod open_clip;
 #[cfg_attr(not(test), expect(dead_code, reason = "no family has a T5 encoder yet"))]
 mod t5;
 
@@ -19,19 +20,22 @@ pub enum Part {
     /// The autoencoder.
     Autoencoder,
     /// The first or only CLIP text encoder.
-    Text,
+    ClipL,
+    /// The second CLIP text encoder, OpenCLIP's bigG.
+    ClipG,
 }
 
 impl Part {
     /// Every part.
-    pub const ALL: [Part; 3] = [Part::Diffusion, Part::Autoencoder, Part::Text];
+    pub const ALL: [Part; 4] = [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::ClipG];
 
     /// What messages call it.
     pub fn name(self) -> &'static str {
         match self {
             Part::Diffusion => "diffusion network",
             Part::Autoencoder => "VAE",
-            Part::Text => "CLIP text encoder",
+            Part::ClipL => "CLIP text encoder",
+            Part::ClipG => "second CLIP text encoder",
         }
     }
 
@@ -40,7 +44,8 @@ impl Part {
         match self {
             Part::Diffusion => "--diffusion-model",
             Part::Autoencoder => "--vae",
-            Part::Text => "--clip_l",
+            Part::ClipL => "--clip_l",
+            Part::ClipG => "--clip_g",
         }
     }
 
@@ -49,14 +54,28 @@ impl Part {
         match self {
             Part::Diffusion => &["model.diffusion_model.", "diffusion_model.", "unet.", TRANSFORMER],
             Part::Autoencoder => &["first_stage_model.", "vae."],
-            Part::Text => &[
+            Part::ClipL => &[
                 "cond_stage_model.transformer.",
+                "cond_stage_model.model.",
+                "conditioner.embedders.0.transformer.",
                 "text_encoders.clip_l.transformer.",
+                "text_encoders.clip_l.",
                 "text_encoder.",
                 "clip_l.transformer.",
                 "clip_l.",
                 "te1.",
                 "te.",
+            ],
+            // SDXL's refiner has no other encoder.
+            Part::ClipG => &[
+                "conditioner.embedders.1.model.",
+                "conditioner.embedders.0.model.",
+                "text_encoders.clip_g.transformer.",
+                "text_encoders.clip_g.",
+                "text_encoder_2.",
+                "clip_g.transformer.",
+                "clip_g.",
+                "te2.",
             ],
         }
     }
@@ -101,7 +120,8 @@ impl Part {
                 "proj_out",
             ],
             Part::Autoencoder => &["encoder", "decoder", "quant_conv", "post_quant_conv"],
-            Part::Text => &["text_model"],
+            Part::ClipL => &["text_model"],
+            Part::ClipG => &[],
         }
     }
 }
@@ -135,7 +155,6 @@ pub(crate) enum Form {
     /// The file has it as several tensors, to be joined along the first axis; this is the one at that place.
     Part(usize),
     /// The file has `of` tensors as one, joined along the first axis; it is the one at place `part`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family has OpenCLIP's encoder yet"))]
     Slice {
         /// Counted from 0.
         part: usize,
@@ -145,7 +164,6 @@ pub(crate) enum Form {
     /// The halves of the first axis change places.
     Swap,
     /// The two axes change places.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no family has OpenCLIP's encoder yet"))]
     Transpose,
 }
 
@@ -200,7 +218,7 @@ impl Spelling {
         let rows = match part {
             Part::Diffusion => [flux::transformer(names), diffusers::unet(names)].into_iter().flatten().collect(),
             Part::Autoencoder => diffusers::autoencoder(names),
-            Part::Text => diffusers::text(names),
+            Part::ClipL | Part::ClipG => open_clip::encoder(names).unwrap_or_else(|| diffusers::text(names)),
         };
         Spelling::new(prefix, rows)
     }
@@ -283,7 +301,7 @@ mod tests {
     #[test]
     fn diffusers_names_and_original_names_are_one_to_one() {
         let pairs = pairs();
-        for part in Part::ALL {
+        for part in [Part::Diffusion, Part::Autoencoder, Part::ClipL] {
             let of = |n: &str| part_of(n, None).filter(|p| p.0 == part).map(|p| p.1);
             let mine: Vec<_> = pairs.iter().filter_map(|(d, o)| Some((d, of(d)?, o, of(o)?))).collect();
             assert!(mine.len() > 20, "{part:?}");
@@ -304,18 +322,18 @@ mod tests {
     fn a_file_of_one_part_needs_no_prefix() {
         assert_eq!(part_of("input_blocks.0.0.weight", None), Some((Part::Diffusion, "")));
         assert_eq!(part_of("decoder.conv_in.weight", None), Some((Part::Autoencoder, "")));
-        assert_eq!(part_of("encoder.layers.0.weight", Some(Part::Text)), Some((Part::Text, "")));
-        assert_eq!(part_of("first_stage_model.decoder.conv_in.weight", Some(Part::Text)), None);
+        assert_eq!(part_of("encoder.layers.0.weight", Some(Part::ClipL)), Some((Part::ClipL, "")));
+        assert_eq!(part_of("first_stage_model.decoder.conv_in.weight", Some(Part::ClipL)), None);
         assert_eq!(part_of("lora_unet_x.alpha", None), None);
         let (folder, layer) = ("transformer.x_embedder.weight", "transformer.resblocks.0.ln_1.weight");
         assert_eq!(part_of(folder, None), Some((Part::Diffusion, "transformer.")));
         assert_eq!(part_of(layer, None), None);
-        assert_eq!(part_of(layer, Some(Part::Text)), Some((Part::Text, "")));
+        assert_eq!(part_of(layer, Some(Part::ClipL)), Some((Part::ClipL, "")));
     }
 
     #[test]
     fn text_names_may_lack_their_root() {
-        let s = Spelling::detect(Part::Text, "text_encoder.", &["embeddings.token_embedding.weight"]);
+        let s = Spelling::detect(Part::ClipL, "text_encoder.", &["embeddings.token_embedding.weight"]);
         let here = "text_model.embeddings.token_embedding.weight";
         let file = "text_encoder.embeddings.token_embedding.weight";
         assert_eq!(s.here(file), [(here.to_owned(), Form::Same)]);

@@ -86,8 +86,26 @@ pub(crate) type Place = (String, Vec<usize>, String, Vec<(String, Vec<usize>)>);
 
 /// The tensors of one set of `real_names.json.gz`, at real size.
 pub(crate) fn real_names(set: &str) -> Vec<Place> {
+    places(&real(), set)
+}
+
+/// Tensors with what stands before their names.
+pub(crate) type Set = (String, Vec<Place>);
+
+/// The sets of a published checkpoint, and names and shapes of tensors that nothing reads.
+pub(crate) fn real_checkpoint(name: &str) -> (Vec<Set>, Vec<(String, Vec<usize>)>) {
+    let all = real();
+    let sets: Vec<(String, String)> = serde_json::from_value(all["checkpoints"][name].clone()).unwrap();
+    let unused = serde_json::from_value(all["unused"][name].clone()).unwrap_or_default();
+    (sets.into_iter().map(|(prefix, set)| (prefix, places(&all, &set))).collect(), unused)
+}
+
+fn real() -> serde_json::Value {
     let file = include_bytes!("../../../../oracle/fixtures/real_names.json.gz");
-    let all: serde_json::Value = serde_json::from_reader(flate2::read::GzDecoder::new(&file[..])).unwrap();
+    serde_json::from_reader(flate2::read::GzDecoder::new(&file[..])).unwrap()
+}
+
+fn places(all: &serde_json::Value, set: &str) -> Vec<Place> {
     serde_json::from_value(all["sets"][set].clone()).unwrap_or_else(|e| panic!("{set}: {e}"))
 }
 

@@ -4,4 +4,4 @@ mod check;
 mod fixture;
 
 pub(crate) use check::{Case, check, check_cuts};
-pub(crate) use fixture::{Fixture, Tensors, real_names};
+pub(crate) use fixture::{Fixture, Tensors, real_checkpoint, real_names};

@@ -1,4 +1,5 @@
-//! CLIP's text encoder (Radford et al. 2021; `CLIPTextModel` of transformers). Golden values: `oracle/clip_text.py`.
+//! CLIP's text encoder (Radford et al. 2021; `CLIPTextModelWithProjection` of transformers), OpenAI's and OpenCLIP's.
+//! Golden values: `oracle/clip_text.py`.
 //! `b` prompts, `t` tokens, `c` channels, `h` heads.
 
 use sd_core::scope::Role;
@@ -24,6 +25,8 @@ pub struct Config {
     pub width: usize,
     /// How many transformer layers there are.
     pub layers: usize,
+    /// How many more there were, after these, when the model was trained.
+    pub cut: usize,
     /// Rows of the token table.
     pub vocabulary: usize,
     /// The longest run of tokens.
@@ -45,29 +48,64 @@ impl Config {
             return Err(Error::shape(format!("text encoder of width {width}: want a multiple of {HEAD}")));
         }
         let layers = w.count("encoder.layers")?;
-        Ok(Config { width, layers, vocabulary, positions, activation })
+        Ok(Config { width, layers, cut: 0, vocabulary, positions, activation })
     }
 }
 
-/// Token states `[b, t, c]` of `ids [b, t]`: those after the last layer for a `clip_skip` of 1, after the one before
-/// it for 2, and so on; then the final norm.
+/// Which states are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// 1 for the states after the last layer, 2 for those after the one before it, and so on.
+    pub clip_skip: usize,
+    /// Whether those go through the final norm.
+    pub normed: bool,
+    /// Whether the projected states are wanted too.
+    pub projected: bool,
+}
+
+/// Token states.
+#[derive(Debug, Clone, Copy)]
+pub struct States {
+    /// `[b, t, c]`.
+    pub tokens: Var,
+    /// `[b, t, p]`: all layers, the final norm and the projection. The row of the first end token is the pooled vector.
+    pub projected: Option<Var>,
+}
+
+/// The states of `ids [b, t]`.
 ///
 /// # Errors
-/// `clip_skip` is 0 or skips every layer, there are more tokens than positions, or weights do not fit.
-pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, clip_skip: usize) -> Result<Var> {
-    let layers = (cfg.layers + 1).checked_sub(clip_skip).filter(|n| (1..=cfg.layers).contains(n));
-    let layers = layers.ok_or_else(|| {
-        Error::request(format!("clip skip {clip_skip}: the text encoder has {} layers", cfg.layers))
-            .hint(format!("choose 1 to {}", cfg.layers))
+/// `clip_skip` is 0, skips every layer or ends at one that was cut off, there are more tokens than positions, or
+/// weights do not fit.
+pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, wanted: Wanted) -> Result<States> {
+    let (skip, all) = (wanted.clip_skip, cfg.layers.saturating_add(cfg.cut));
+    let end = all.saturating_add(1).checked_sub(skip).filter(|n| (1..=cfg.layers).contains(n));
+    let end = end.ok_or_else(|| {
+        let cut = if cfg.cut > 0 { format!(" without the last {}", cfg.cut) } else { String::new() };
+        Error::request(format!("clip skip {skip}: the text encoder has {all} layers{cut}"))
+            .hint(format!("choose {} to {all}", cfg.cut + 1))
     })?;
-    let w = w.sub("text_model");
+    let root = w;
+    let w = root.sub("text_model");
     let mut x = embed(g, &w.sub("embeddings"), cfg, ids)?; // [b, t, c]
-    for i in 0..layers {
+    let mut tokens = x;
+    for i in 0..if wanted.projected { cfg.layers } else { end } {
         let w = w.at("encoder.layers", i);
         x = layer(g, &w, cfg, x)?;
-        g.cut(&w, &[x]);
+        if i < end {
+            tokens = x;
+        }
+        g.cut(&w, &if i < end { vec![x] } else { vec![tokens, x] });
     }
-    g.layer_norm(&w.norm("final_layer_norm")?, x, EPS)
+    let norm = w.norm("final_layer_norm")?;
+    if wanted.normed {
+        tokens = g.layer_norm(&norm, tokens, EPS)?;
+    }
+    let projected = match wanted.projected {
+        true => Some(g.linear(&root.linear("text_projection")?, g.layer_norm(&norm, x, EPS)?)?),
+        false => None,
+    };
+    Ok(States { tokens, projected })
 }
 
 fn embed(g: &Graph, w: &Scope, cfg: &Config, ids: Var) -> Result<Var> {
@@ -121,26 +159,70 @@ mod tests {
     use crate::names::Part;
     use crate::testing::{Case, Fixture, check, check_cuts};
 
-    fn case(fixture: &str, run: fn(&Case)) {
+    const SKIP_1: Wanted = Wanted { clip_skip: 1, normed: true, projected: false };
+    const SKIP_2: Wanted = Wanted { clip_skip: 2, ..SKIP_1 };
+
+    type Outputs = fn(&Graph, &Scope, &Config, Var) -> Result<Vec<(&'static str, Var)>>;
+
+    fn case(fixture: &str, activation: Activation, run: fn(&Case), outputs: Outputs) {
         let weights = Fixture::open(fixture).weights(str::to_owned);
-        let [part] = Component::split(&weights.shared(), Some(Part::Text)).try_into().ok().unwrap();
+        let [part] = Component::split(&weights.shared(), Some(Part::ClipL)).try_into().ok().unwrap();
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
-            let cfg = Config::detect(w, Activation::QuickGelu)?;
-            let last = build(g, w, &cfg, inputs[0], 1)?;
-            Ok(vec![("last_hidden_state", last), ("clip_skip_2", build(g, w, &cfg, inputs[0], 2)?)])
+            let cfg = Config::detect(w, activation)?;
+            outputs(g, w, &cfg, inputs[0])
         };
         run(&Case { fixture, source: part.source(), prefix: "", build: &build });
     }
 
+    fn both(g: &Graph, w: &Scope, cfg: &Config, ids: Var) -> Result<Vec<(&'static str, Var)>> {
+        let last = build(g, w, cfg, ids, SKIP_1)?.tokens;
+        Ok(vec![("last_hidden_state", last), ("clip_skip_2", build(g, w, cfg, ids, SKIP_2)?.tokens)])
+    }
+
     #[test]
     fn states_agree_with_transformers() {
-        case("clip_text", check);
-        case("clip_text_2heads", check);
+        case("clip_text", Activation::QuickGelu, check, both);
+        case("clip_text_2heads", Activation::QuickGelu, check, both);
+        case("clip_text_h", Activation::Gelu, check, both);
+    }
+
+    #[test]
+    fn projected_states_agree_with_transformers() {
+        case("clip_text_bigg", Activation::Gelu, check, |g, w, cfg, ids| {
+            let wanted = Wanted { clip_skip: 2, normed: false, projected: true };
+            let States { tokens, projected } = build(g, w, cfg, ids, wanted)?;
+            // The end tokens of the two prompts, as the fixture's notes say.
+            let [b, t, c] = g.dims(projected.unwrap())?;
+            let rows = g.reshape(projected.unwrap(), &[b * t, c])?;
+            let row = |i: usize| g.slice(rows, 0, i, 1);
+            Ok(vec![("penultimate", tokens), ("text_embeds", g.concat(&[row(9)?, row(t + 76)?], 0)?)])
+        });
     }
 
     #[test]
     fn cuts_change_nothing() {
-        case("clip_text_2heads", check_cuts);
+        case("clip_text_2heads", Activation::QuickGelu, check_cuts, both);
+        case("clip_text_bigg", Activation::Gelu, check_cuts, |g, w, cfg, ids| {
+            let states = build(g, w, cfg, ids, Wanted { clip_skip: 3, normed: false, projected: true })?;
+            Ok(vec![("tokens", states.tokens), ("projected", states.projected.unwrap())])
+        });
+    }
+
+    #[test]
+    fn a_layer_that_was_cut_off_is_not_missed() {
+        let weights = Fixture::open("clip_text").weights(str::to_owned);
+        let w = Scope::root(weights.shared());
+        let whole = Config::detect(&w, Activation::QuickGelu).unwrap();
+        let cut = Config { layers: 2, cut: 1, ..whole.clone() };
+        let signature = |cfg: &Config, wanted: Wanted| {
+            let g = Graph::new();
+            let ids = g.input("ids", &[1, 77], sd_core::DType::I32).unwrap();
+            let states = build(&g, &w, cfg, ids, wanted)?;
+            Ok::<u128, Error>(g.finish(&[states.tokens])?.signature())
+        };
+        assert_eq!(signature(&cut, SKIP_2).unwrap(), signature(&whole, SKIP_2).unwrap());
+        let e = signature(&cut, SKIP_1).unwrap_err().to_string();
+        assert!(e.contains("3 layers without the last 1") && e.contains("choose 2 to 3"), "{e}");
     }
 
     #[test]
@@ -151,8 +233,8 @@ mod tests {
         assert_eq!((cfg.width, cfg.layers, cfg.vocabulary, cfg.positions), (64, 3, 1000, 77));
         let g = Graph::new();
         let ids = g.input("ids", &[1, 77], sd_core::DType::I32).unwrap();
-        for skip in [0, 4, usize::MAX] {
-            let e = build(&g, &w, &cfg, ids, skip).unwrap_err();
+        for clip_skip in [0, 4, usize::MAX] {
+            let e = build(&g, &w, &cfg, ids, Wanted { clip_skip, ..SKIP_1 }).unwrap_err();
             assert!(e.is_request() && e.to_string().contains("has 3 layers"), "{e}");
         }
     }

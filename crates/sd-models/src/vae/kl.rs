@@ -4,6 +4,8 @@
 
 use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
 
+// Layers that read values no norm has bounded are wide: in SDXL's autoencoder these leave the range of f16.
+
 const GROUPS: usize = 32;
 const EPS: f32 = 1e-6;
 
@@ -47,7 +49,7 @@ pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var) -> Result<Var> {
         x = blocks(g, &w, x)?;
         if w.contains("upsample") {
             let w = w.sub("upsample");
-            x = g.conv2d(&w.conv2d("conv")?, g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?;
+            x = g.conv2d(&w.conv2d("conv")?.wide(), g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?;
             g.label(x, w.path());
             g.cut(&w, &[x]);
         }
@@ -77,7 +79,7 @@ pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var) -> Result<Var> {
             let w = w.sub("downsample");
             // Zeros only below and to the right.
             x = g.pad2d(x, [0, 1], [0, 1])?;
-            x = g.conv2d(&w.conv2d("conv")?, x, Conv2dOptions { stride: 2, ..Conv2dOptions::default() })?;
+            x = g.conv2d(&w.conv2d("conv")?.wide(), x, Conv2dOptions { stride: 2, ..Conv2dOptions::default() })?;
             g.label(x, w.path());
             g.cut(&w, &[x]);
         }
@@ -118,7 +120,7 @@ fn resnet(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
     let y = g.silu(g.group_norm(&w.norm("norm2")?, y, GROUPS, EPS)?)?;
     let y = g.conv2d(&w.conv2d("conv2")?, y, Conv2dOptions::padded(1))?;
     let x = if w.contains("nin_shortcut") {
-        g.conv2d(&w.conv2d("nin_shortcut")?, x, Conv2dOptions::default())?
+        g.conv2d(&w.conv2d("nin_shortcut")?.wide(), x, Conv2dOptions::default())?
     } else {
         x
     };

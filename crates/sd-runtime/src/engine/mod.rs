@@ -2,13 +2,14 @@
 
 mod networks;
 
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
 use sd_io::Checkpoint;
-use sd_models::{Files, Info, Model};
+use sd_models::{Files, Info, Model, Part};
 
 use crate::guidance::Prediction;
 use crate::observer::Observer;
@@ -20,9 +21,7 @@ use networks::{Loaded, Options};
 #[derive(Debug, Clone, Default)]
 pub struct EngineBuilder {
     model: Option<ModelFile>,
-    diffusion: Option<PathBuf>,
-    vae: Option<PathBuf>,
-    clip_l: Option<PathBuf>,
+    parts: BTreeMap<Part, PathBuf>,
     device: String,
     options: Options,
 }
@@ -50,22 +49,30 @@ impl EngineBuilder {
 
     /// A diffusion network that replaces the checkpoint's.
     #[must_use]
-    pub fn diffusion_model(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
-        self.diffusion = Some(path.into());
-        self
+    pub fn diffusion_model(self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.part(Part::Diffusion, path)
     }
 
     /// An autoencoder that replaces the checkpoint's.
     #[must_use]
-    pub fn vae(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
-        self.vae = Some(path.into());
-        self
+    pub fn vae(self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.part(Part::Autoencoder, path)
     }
 
     /// A CLIP-L text encoder that replaces the checkpoint's.
     #[must_use]
-    pub fn clip_l(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
-        self.clip_l = Some(path.into());
+    pub fn clip_l(self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.part(Part::ClipL, path)
+    }
+
+    /// An OpenCLIP bigG text encoder that replaces the checkpoint's.
+    #[must_use]
+    pub fn clip_g(self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.part(Part::ClipG, path)
+    }
+
+    fn part(mut self, part: Part, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.parts.insert(part, path.into());
         self
     }
 
@@ -111,16 +118,17 @@ impl EngineBuilder {
     /// A file cannot be read or is malformed, the family is unknown, a tensor is missing or misshapen, the device
     /// does not exist.
     pub fn build(self) -> Result<Engine> {
-        let named = self.model.as_ref().map(ModelFile::name);
-        let name = named.or_else(|| self.diffusion.as_deref().map(stem)).unwrap_or_default();
-        let open = |path: &Option<PathBuf>| path.as_ref().map(|p| Checkpoint::open(p).map(Arc::new)).transpose();
+        let diffusion = self.parts.get(&Part::Diffusion).map(|p| stem(p));
+        let name = self.model.as_ref().map(ModelFile::name).or(diffusion).unwrap_or_default();
+        let open = |(part, path): (&Part, &PathBuf)| Ok((*part, Arc::new(Checkpoint::open(path)?)));
         let files = Files {
             model: self.model.as_ref().map(ModelFile::open).transpose()?,
-            diffusion: open(&self.diffusion)?,
-            clip_l: open(&self.clip_l)?,
-            vae: open(&self.vae)?,
+            parts: self.parts.iter().map(open).collect::<Result<_>>()?,
         };
-        let model = Model::open(&files)?;
+        let mut model = Model::open(&files)?;
+        if let Some(prediction) = self.options.prediction {
+            model.set_prediction(networks::to_model(prediction));
+        }
         let report = model.dry_run()?;
         let device = Device::find(&self.device)?;
         let unused = report
@@ -217,6 +225,9 @@ impl Engine {
         observer: &mut dyn Observer,
         cancel: &CancelToken,
     ) -> Result<Vec<GeneratedImage>> {
+        if self.networks.settle_prediction(cancel)? {
+            self.info.defaults = defaults(self.networks.info())?;
+        }
         let resolved = request.resolve(&self.info.name, &self.info.defaults, random_seed())?;
         txt2img::run(&mut self.networks, &resolved, &mut Watch { observer, cancel })
     }

@@ -1,20 +1,20 @@
 //! A model's networks on a device.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Error, Program, Result, RunnerOptions, Tensor, TypePolicy, convert,
+    CancelToken, Cuts, DType, Device, Error, Program, Result, RunnerOptions, Tensor, TypePolicy, WeightSource,
+    convert,
 };
-use sd_models::{Component, Info, Model};
+use sd_models::{Conditioning, Info, Model, Noise, Part, Prompt};
 
 use crate::guidance::Prediction;
 use crate::observer::Stage;
 use crate::schedule::SigmaTable;
 use crate::txt2img::{Latents, Networks};
 
-/// The most windows of tokens a prompt can have; attention over them grows with the picture.
-const MAX_WINDOWS: usize = 64;
 /// How many prompts' conditioning is kept.
 const KEPT_PROMPTS: usize = 16;
 
@@ -33,32 +33,55 @@ pub(super) struct Loaded {
     device: Arc<Device>,
     options: Options,
     latents: Latents,
-    text: Runner,
-    diffusion: Runner,
-    vae: Runner,
+    /// One for each of the model's components.
+    runners: Runners,
     /// The autoencoder with f32 weights, once it was needed.
     precise_vae: Option<Runner>,
-    /// Conditioning by prompt and layer, the latest last.
-    prompts: Vec<((String, u32), Tensor)>,
+    /// Conditioning by prompt, the latest last.
+    prompts: Vec<(Key, Conditioning)>,
     /// The network for the last batch, height, width and tokens.
     network: Option<([usize; 4], Program)>,
 }
 
+type Runners = BTreeMap<Part, Runner>;
+/// A [`Prompt`].
+type Key = (String, bool, usize, [usize; 2]);
+
 impl Loaded {
     pub(super) fn new(model: Model, device: Arc<Device>, options: Options) -> Result<Loaded> {
-        let latents = latents(model.info(), options.prediction)?;
-        let runner = |component: &Component, diffusion: bool| {
-            Runner::new(device.clone(), component.source(), runner_options(&options, diffusion))
-        };
-        let (text, diffusion, vae) =
-            (runner(model.text(), false)?, runner(model.diffusion(), true)?, runner(model.vae(), false)?);
+        let latents = latents(model.info())?;
+        let runner = |part: Part| runner_options(&options, part == Part::Diffusion);
+        let runners = model
+            .components()
+            .map(|c| Ok((c.part(), Runner::new(device.clone(), c.source(), runner(c.part()))?)))
+            .collect::<Result<_>>()?;
         let (prompts, network) = (Vec::new(), None);
-        Ok(Loaded { model, device, options, latents, text, diffusion, vae, precise_vae: None, prompts, network })
+        Ok(Loaded { model, device, options, latents, runners, precise_vae: None, prompts, network })
+    }
+
+    /// Facts about the model.
+    pub(super) fn info(&self) -> &Info {
+        self.model.info()
+    }
+
+    /// Tries what the network predicts if nothing says so; whether it did.
+    pub(super) fn settle_prediction(&mut self, cancel: &CancelToken) -> Result<bool> {
+        if self.info().prediction.is_some() {
+            return Ok(false);
+        }
+        let runners = &mut self.runners;
+        let prediction = self
+            .model
+            .try_prediction(&mut |part, program, inputs| runner(runners, part)?.run(program, inputs, cancel))?;
+        tracing::info!("the checkpoint does not say what it predicts; a try says {prediction:?}");
+        self.model.set_prediction(prediction);
+        self.latents = latents(self.model.info())?;
+        Ok(true)
     }
 
     /// Frees weights, workspaces and conditioning.
     pub(super) fn release(&mut self) {
-        for runner in [&mut self.text, &mut self.diffusion, &mut self.vae] {
+        for runner in self.runners.values_mut() {
             runner.release_weights();
             runner.release_workspace();
         }
@@ -71,12 +94,14 @@ impl Loaded {
         &mut self,
         x: &Tensor,
         t: f64,
-        conditions: &[&Tensor],
+        conditions: &[&Conditioning],
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
         let batch = conditions.len();
         let [_, c, h, w] = dims(x)?;
-        let context = Tensor::concat_batch(conditions)?;
+        let context = Tensor::concat_batch(&conditions.iter().map(|c| &c.context).collect::<Vec<_>>())?;
+        let vectors: Vec<&Tensor> = conditions.iter().filter_map(|c| c.vector.as_ref()).collect();
+        let vector = if vectors.is_empty() { None } else { Some(Tensor::concat_batch(&vectors)?) };
         let key = [batch, h, w, context.shape().dim(1)];
         if self.network.as_ref().is_none_or(|(k, _)| *k != key) {
             let program = self.model.diffusion_program(batch, h, w, key[3])?;
@@ -85,18 +110,15 @@ impl Loaded {
         let Some((_, program)) = &self.network else { return Err(Error::internal("no diffusion program")) };
         let timesteps = Tensor::f32(&[batch], vec![t as f32; batch])?;
         let x = Tensor::concat_batch(&vec![x; batch])?;
-        let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
-        let out = only(self.diffusion.run(program, &inputs, cancel)?)?;
+        let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("context", &context)];
+        inputs.extend(vector.iter().map(|v| ("vector", v)));
+        let out = only(runner(&mut self.runners, Part::Diffusion)?.run(program, &inputs, cancel)?)?;
         out.values().chunks(c * h * w).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
     }
+}
 
-    fn component(&self, stage: Stage) -> &Component {
-        match stage {
-            Stage::TextEncode => self.model.text(),
-            Stage::Denoise => self.model.diffusion(),
-            Stage::Decode => self.model.vae(),
-        }
-    }
+fn runner(runners: &mut Runners, part: Part) -> Result<&mut Runner> {
+    runners.get_mut(&part).ok_or_else(|| Error::internal(format!("no runner for the {}", part.name())))
 }
 
 impl Networks for Loaded {
@@ -107,51 +129,50 @@ impl Networks for Loaded {
     fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
         let [_, _, h, w] = latent;
         let total = self.device.memory().total;
-        let window = self.model.info().window + 2;
-        let network = self.model.diffusion_program(conditions, h, w, window)?;
+        let network = self.model.diffusion_program(conditions, h, w, self.info().tokens)?;
         let decoder = self.model.decode_program(1, h, w)?;
-        for (stage, runner, program) in
-            [(Stage::Denoise, &mut self.diffusion, network), (Stage::Decode, &mut self.vae, decoder)]
+        for (stage, part, program) in
+            [(Stage::Denoise, Part::Diffusion, network), (Stage::Decode, Part::Autoencoder, decoder)]
         {
-            let need = runner.measure(&program)?.iter().map(|s| s.workspace).max().unwrap_or(0);
+            let steps = runner(&mut self.runners, part)?.measure(&program)?;
+            let need = steps.iter().map(|s| s.workspace).max().unwrap_or(0);
             has_room(stage, need, self.device.name(), total)?;
         }
         Ok(())
     }
 
-    fn condition(&mut self, prompt: &str, clip_skip: u32, cancel: &CancelToken) -> Result<Tensor> {
-        let known = |(p, skip): &(String, u32)| p == prompt && *skip == clip_skip;
-        if let Some(at) = self.prompts.iter().position(|(key, _)| known(key)) {
+    fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning> {
+        let key: Key = (prompt.text.to_owned(), prompt.negative, prompt.clip_skip, prompt.size);
+        if let Some(at) = self.prompts.iter().position(|(k, _)| *k == key) {
             let entry = self.prompts.remove(at);
-            let context = entry.1.clone();
+            let conditioning = entry.1.clone();
             self.prompts.push(entry);
-            return Ok(context);
+            return Ok(conditioning);
         }
-        let windows = self.model.tokenise(prompt)?;
-        if windows.len() > MAX_WINDOWS {
-            let (most, each) = (MAX_WINDOWS * self.model.info().window, self.model.info().window);
-            return Err(Error::request(format!("prompt: more than {most} tokens, in windows of {each}")));
-        }
-        tracing::debug!(windows = windows.len(), prompt, "text encoding");
-        let program =
-            self.model.text_program(windows.len(), clip_skip as usize).map_err(|e| e.context("clip_skip"))?;
-        let ids: Vec<i32> = windows.iter().flat_map(|w| w.ids.iter().copied()).collect();
-        let ids = Tensor::i32(&[windows.len(), ids.len() / windows.len().max(1)], ids)?;
-        let states = only(self.text.run(&program, &[("ids", &ids)], cancel)?)?;
-        let context = self.model.context(&states, &windows)?;
-        if context.is_finite() {
-            self.prompts.push(((prompt.to_owned(), clip_skip), context.clone()));
+        tracing::debug!(prompt = prompt.text, "text encoding");
+        let runners = &mut self.runners;
+        let conditioning = self
+            .model
+            .condition(prompt, &mut |part, program, inputs| runner(runners, part)?.run(program, inputs, cancel))?;
+        if conditioning.is_finite() {
+            self.prompts.push((key, conditioning.clone()));
             if self.prompts.len() > KEPT_PROMPTS {
                 self.prompts.remove(0);
             }
         }
-        Ok(context)
+        Ok(conditioning)
     }
 
-    fn predict(&mut self, x: &Tensor, t: f64, conditions: &[&Tensor], cancel: &CancelToken) -> Result<Vec<Tensor>> {
-        let same =
-            conditions.windows(2).all(|pair| pair.first().map(|c| c.shape()) == pair.last().map(|c| c.shape()));
-        if same {
+    fn predict(
+        &mut self,
+        x: &Tensor,
+        t: f64,
+        conditions: &[&Conditioning],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
+        let mut shapes = conditions.iter().map(|c| c.context.shape());
+        let first = shapes.next();
+        if shapes.all(|s| Some(s) == first) {
             return self.evaluate(x, t, conditions, cancel);
         }
         let mut out = Vec::new();
@@ -170,44 +191,64 @@ impl Networks for Loaded {
             if self.precise_vae.is_none() {
                 let types = TypePolicy::Convert(DType::F32);
                 let options = RunnerOptions { types, ..runner_options(&self.options, false) };
-                self.precise_vae = Some(Runner::new(self.device.clone(), self.model.vae().source(), options)?);
+                let source = self.model.component(Part::Autoencoder)?.source();
+                self.precise_vae = Some(Runner::new(self.device.clone(), source, options)?);
             }
             self.precise_vae.as_mut().ok_or_else(|| Error::internal("no f32 autoencoder"))?
         } else {
-            &mut self.vae
+            runner(&mut self.runners, Part::Autoencoder)?
         };
         only(runner.run(&program, &[("latent", &latent)], cancel)?)
     }
 
     fn broken_weight(&self, stage: Stage) -> Option<String> {
-        let source = self.component(stage).source();
-        let broken = |name: &&str| {
-            let finite = source.meta(name).filter(|m| m.dtype.is_float()).and_then(|m| {
-                let values = convert::to_f32(m.dtype, &source.bytes(name).ok()?, m.shape.elements()).ok()?;
-                Some(values.iter().all(|v| v.is_finite()))
-            });
-            finite == Some(false)
+        let runs = |part: Part| match part {
+            Part::Diffusion => stage == Stage::Denoise,
+            Part::Autoencoder => stage == Stage::Decode,
+            Part::ClipL | Part::ClipG => stage == Stage::TextEncode,
         };
-        let origin = source.origin(source.names().into_iter().find(broken)?);
-        Some(format!("{} ({})", origin.name, origin.file))
+        self.model.components().filter(|c| runs(c.part())).find_map(|c| broken_weight(&*c.source()))
     }
 }
 
-fn latents(info: &Info, prediction: Option<Prediction>) -> Result<Latents> {
-    let stored = match info.prediction {
-        sd_models::Prediction::Epsilon => Prediction::Eps,
-        sd_models::Prediction::V => Prediction::V,
+fn broken_weight(source: &dyn WeightSource) -> Option<String> {
+    let broken = |name: &&str| {
+        let finite = source.meta(name).filter(|m| m.dtype.is_float()).and_then(|m| {
+            let values = convert::to_f32(m.dtype, &source.bytes(name).ok()?, m.shape.elements()).ok()?;
+            Some(values.iter().all(|v| v.is_finite()))
+        });
+        finite == Some(false)
+    };
+    let origin = source.origin(source.names().into_iter().find(broken)?);
+    Some(format!("{} ({})", origin.name, origin.file))
+}
+
+/// The model's name for a prediction.
+pub(super) fn to_model(prediction: Prediction) -> sd_models::Prediction {
+    match prediction {
+        Prediction::Eps => sd_models::Prediction::Epsilon,
+        Prediction::V => sd_models::Prediction::V,
+    }
+}
+
+/// Noise is assumed to be predicted until [`Loaded::settle_prediction`].
+fn latents(info: &Info) -> Result<Latents> {
+    let prediction = match info.prediction {
+        Some(sd_models::Prediction::Epsilon) | None => Prediction::Eps,
+        Some(sd_models::Prediction::V) => Prediction::V,
     };
     let pixels = info.latent.compression.max(1);
-    let table = match &info.alphas_cumprod {
-        Some(alphas) => SigmaTable::from_alphas_cumprod(alphas)?,
-        None => SigmaTable::scaled_linear(),
+    let table = match &info.noise {
+        Noise::ScaledLinear => SigmaTable::scaled_linear(),
+        Noise::ZeroTerminalSnr => SigmaTable::zero_terminal_snr(),
+        Noise::AlphasCumprod(alphas) => SigmaTable::from_alphas_cumprod(alphas)?,
+        Noise::Continuous { min, max } => SigmaTable::continuous(*min, *max),
     };
     Ok(Latents {
         channels: info.latent.channels,
         pixels,
         multiple: (info.size_multiple / pixels).max(1),
-        prediction: prediction.unwrap_or(stored),
+        prediction,
         table,
     })
 }

@@ -33,21 +33,21 @@ impl Networks for Fake {
         Ok(())
     }
 
-    fn condition(&mut self, prompt: &str, _clip_skip: u32, _cancel: &CancelToken) -> Result<Tensor> {
-        let value = match prompt {
+    fn condition(&mut self, prompt: &Prompt<'_>, _cancel: &CancelToken) -> Result<Conditioning> {
+        let value = match prompt.text {
             "broken" => f32::NAN,
             "unet" => 1.0,
             "vae" => 2.0,
             _ => 0.0,
         };
-        Tensor::f32(&[1, 1, 1], vec![value])
+        Ok(Conditioning { context: Tensor::f32(&[1, 1, 1], vec![value])?, vector: None })
     }
 
     fn predict(
         &mut self,
         x: &Tensor,
         t: f64,
-        conditions: &[&Tensor],
+        conditions: &[&Conditioning],
         _cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
         self.evaluations += 1;
@@ -55,10 +55,10 @@ impl Networks for Fake {
             token.cancel();
         }
         let sigma = self.latents.table.sigma(t);
-        let one = |condition: &&Tensor| {
+        let one = |condition: &&Conditioning| {
             // eps = (x - D) / sigma with x = input * sqrt(1 + sigma^2).
             let v2 = 1.0 + sigma * sigma;
-            let broken = condition.values() == [1.0] && self.evaluations == 2;
+            let broken = condition.context.values() == [1.0] && self.evaluations == 2;
             let eps = |v: &f32| {
                 let x = f64::from(*v) * v2.sqrt();
                 if broken { f32::INFINITY } else { ((x - x / v2) / sigma) as f32 }

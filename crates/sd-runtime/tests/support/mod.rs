@@ -1,12 +1,17 @@
-//! Reads the oracle's fixtures.
+//! Reads the oracle's fixtures, and runs the engine on what they describe.
 
 #![allow(dead_code)] // Every test file uses a part.
 
+pub(crate) mod layouts;
 pub(crate) mod sd1;
 
 use std::ops::Range;
 use std::path::PathBuf;
 
+use sd_runtime::{
+    CancelToken, Engine, EngineBuilder, GeneratedImage, ImageRequest, Observer, Progress, RngKind, Stage,
+    StepLatent,
+};
 use serde_json::Value;
 
 /// A fixture in safetensors form: an eight-byte length, a JSON header, the elements.
@@ -79,4 +84,75 @@ pub(crate) fn procedural(name: &str, elements: usize, exponent: i32, shift: f32)
         shift + ((z >> 53) as i32 - 1024) as f32 * scale
     };
     std::iter::repeat_with(value).take(elements).collect()
+}
+
+/// The request that a pipeline's fixture was made with.
+pub(crate) fn oracle_request(fixture: &str) -> ImageRequest {
+    let config = Fixture::open(fixture).metadata("config");
+    let text = |key: &str| config[key].as_str().unwrap().to_owned();
+    let number = |key: &str| Some(u32::try_from(config[key].as_u64().unwrap()).unwrap());
+    ImageRequest {
+        prompt: text("prompt"),
+        negative_prompt: text("negative_prompt"),
+        width: number("width"),
+        height: number("height"),
+        steps: number("steps"),
+        cfg_scale: Some(config["cfg"].as_f64().unwrap() as f32),
+        seed: config["seed"].as_i64(),
+        rng: Some(RngKind::Cpu),
+        ..Default::default()
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Log {
+    pub(crate) latents: Vec<Vec<f32>>,
+    pub(crate) warnings: Vec<String>,
+    /// Cancelled when the given stage reports the given step.
+    pub(crate) cancel: Option<(Stage, usize, CancelToken)>,
+}
+
+impl Observer for Log {
+    fn progress(&mut self, p: Progress) {
+        if let Some((_, _, token)) =
+            self.cancel.as_ref().filter(|(stage, step, _)| (*stage, *step) == (p.stage, p.step))
+        {
+            token.cancel();
+        }
+    }
+
+    fn warning(&mut self, message: &str) {
+        self.warnings.push(message.into());
+    }
+
+    fn step(&mut self, s: StepLatent<'_>) {
+        self.latents.push(s.latent.values().to_vec());
+    }
+}
+
+pub(crate) fn generate(
+    engine: &mut Engine,
+    request: &ImageRequest,
+    log: &mut Log,
+) -> sd_runtime::Result<Vec<GeneratedImage>> {
+    let token = log.cancel.as_ref().map(|c| c.2.clone()).unwrap_or_default();
+    engine.generate(request, log, &token)
+}
+
+pub(crate) fn one(builder: EngineBuilder, request: &ImageRequest) -> GeneratedImage {
+    generate(&mut builder.build().unwrap(), request, &mut Log::default()).unwrap().remove(0)
+}
+
+/// ||got - want|| / ||want||.
+pub(crate) fn relative(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |v: f64| v * v;
+    let off: f64 = got.iter().zip(want).map(|(g, w)| square(f64::from(*g) - f64::from(*w))).sum();
+    (off / want.iter().map(|w| square(f64::from(*w))).sum::<f64>()).sqrt()
+}
+
+pub(crate) fn psnr(got: &[u8], want: &[u8]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let off: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
+    10.0 * (255.0f64.powi(2) * got.len() as f64 / off.max(1e-9)).log10()
 }

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sd_core::exec::Runner;
-use sd_core::{CancelToken, DType, Device, RunnerOptions, Shape};
+use sd_core::{CancelToken, DType, Device, RunnerOptions, Shape, TypePolicy};
 use sd_io::{TensorSpec, write_gguf, write_safetensors};
 
 use super::*;
-use crate::testing::Fixture;
+use crate::testing::{Fixture, real_checkpoint};
 
 /// A folder that goes when the test ends.
 struct Folder(PathBuf);
@@ -95,7 +95,7 @@ fn error(shapes: &Shapes) -> String {
 
 fn signatures(m: &Model) -> Vec<u128> {
     let programs = [
-        m.text_program(2, 1),
+        m.text_program(Part::ClipL, 2, 1),
         m.diffusion_program(2, 8, 16, 154),
         m.decode_program(1, 8, 16),
         m.encode_program(1, 64, 32),
@@ -138,9 +138,9 @@ fn every_naming_gives_the_same_graphs() {
     let vae_diffusers = write(&dir.join("vae2.safetensors"), &[], &below(&diffusers, "vae.", ""));
     let parts = |diffusion: &Arc<Checkpoint>, vae: &Arc<Checkpoint>| Files {
         model: None,
-        diffusion: Some(diffusion.clone()),
-        clip_l: Some(clip.clone()),
-        vae: Some(vae.clone()),
+        parts: [(Part::Diffusion, diffusion), (Part::ClipL, &clip), (Part::Autoencoder, vae)]
+            .map(|(part, file)| (part, file.clone()))
+            .into(),
     };
     for files in [
         Files { model: Some(folder), ..Files::default() },
@@ -159,9 +159,9 @@ fn every_naming_gives_the_same_graphs() {
 fn facts_of_sd1() {
     let model = open(&single()).unwrap();
     let info = model.info();
-    assert_eq!((info.family, info.size_multiple, info.window), (Family::Sd1, 64, 75));
+    assert_eq!((info.family, info.size_multiple, info.tokens), (Family::Sd1, 64, 77));
     assert_eq!(info.latent, Latent { channels: 4, compression: 8, scale: 0.18215, shift: 0.0 });
-    assert_eq!((info.prediction, info.alphas_cumprod.is_none()), (Prediction::Epsilon, true));
+    assert_eq!((info.prediction, &info.noise), (Some(Prediction::Epsilon), &Noise::ScaledLinear));
     assert_eq!((info.defaults.size, info.defaults.steps, info.defaults.cfg), ([512, 512], 20, 7.0));
 }
 
@@ -192,11 +192,11 @@ fn a_file_can_bring_its_noise_table() {
     };
     // 0.5, 2 and not-a-number as f16.
     let model = open(0x3800);
-    assert_eq!(model.info().alphas_cumprod.as_deref(), Some([0.5; 1000].as_slice()));
-    assert_eq!(model.info().prediction, Prediction::V);
+    assert_eq!(model.info().noise, Noise::AlphasCumprod(vec![0.5; 1000]));
+    assert_eq!(model.info().prediction, Some(Prediction::V));
     assert_eq!(model.dry_run().unwrap().unused, []);
-    assert_eq!(open(0x4000).info().alphas_cumprod, None);
-    assert_eq!(open(0x7e00).info().alphas_cumprod, None);
+    assert_eq!(open(0x4000).info().noise, Noise::ScaledLinear);
+    assert_eq!(open(0x7e00).info().noise, Noise::ScaledLinear);
 }
 
 #[test]
@@ -218,8 +218,10 @@ fn messages_say_what_is_wrong_and_what_to_do() {
     says(&Shapes::from([("x".into(), vec![1])]), &["m.safetensors: holds no tensor of a known model"]);
 
     let first = "model.diffusion_model.input_blocks.0.0.weight";
-    says(&with(first, &[32, 9, 3, 3]), &["recognised as SD 1 inpainting; not supported yet"]);
-    says(&with("model.diffusion_model.label_emb.0.0.weight", &[4, 4]), &["recognised as SDXL; not supported yet"]);
+    says(&with(first, &[32, 9, 3, 3]), &["recognised as an inpainting model; not supported yet"]);
+    let vector = "model.diffusion_model.label_emb.0.0.weight";
+    says(&with(vector, &[4, 1344]), &["recognised as SDXL refiner; not supported yet"]);
+    says(&with(vector, &[4, 4]), &["holds no second CLIP text encoder", "--clip_g"]);
 
     let conv = "model.diffusion_model.input_blocks.4.0.in_layers.2.weight";
     says(&without(conv), &[conv, "missing from", "m.safetensors"]);
@@ -248,23 +250,15 @@ fn what_nothing_reads_is_counted_in_groups() {
     assert_eq!(short, [("model.diffusion_model", 2, "model.diffusion_model.extra.0"), ("other", 1, "other")],);
 }
 
-#[test]
-fn similar_names_are_found() {
-    for (a, b, want) in [("", "", 0), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abc", "", 3), ("", "ab", 2)]
-    {
-        assert_eq!(distance(a, b), want, "{a} {b}");
-    }
-}
-
 /// Prompts to contexts, as transformers computes them and the web UI weighs them.
 #[test]
 fn contexts_agree_with_the_reference() {
     let fixture = Fixture::open("sd1_pipeline");
     let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
-    let text = Component::split(&weights, None).into_iter().find(|c| c.part() == Part::Text).unwrap();
-    let model = Model { text, ..open(&single()).unwrap() };
-    let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
-    let mut runner = Runner::new(Device::cpu().unwrap(), model.text().source(), options).unwrap();
+    let parts: BTreeMap<Part, Component> =
+        Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
+    let model = Model { parts, ..open(&single()).unwrap() };
+    let mut runner = text_runner(&model, Part::ClipL);
 
     let prompts = [
         ("cond", "a photo of a red cat sitting on a blue sofa"),
@@ -275,19 +269,134 @@ fn contexts_agree_with_the_reference() {
         ),
     ];
     for (key, prompt) in prompts {
-        let windows = model.tokenise(prompt).unwrap();
-        let ids: Vec<i32> = windows.iter().flat_map(|w| w.ids.clone()).collect();
-        let ids = Tensor::i32(&[windows.len(), CONTEXT], ids).unwrap();
-        assert_eq!(ids, fixture.tensor(&format!("input.ids.{key}")), "{key}");
-        let program = model.text_program(windows.len(), 1).unwrap();
-        let states = runner.run(&program, &[("ids", &ids)], &CancelToken::default()).unwrap();
-        let got = model.context(&states[0], &windows).unwrap();
+        let prompt = Prompt { text: prompt, negative: key == "uncond", clip_skip: 1, size: [64, 64] };
+        let mut run = |_: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
+            assert_eq!(*inputs[0].1, fixture.tensor(&format!("input.ids.{key}")), "{key}");
+            runner.run(program, inputs, &CancelToken::default())
+        };
+        let Conditioning { context: got, vector: None } = model.condition(&prompt, &mut run).unwrap() else {
+            panic!("SD 1.x has no vector")
+        };
         let want = fixture.tensor(&format!("output.context.{key}"));
-        assert_eq!(got.shape(), want.shape());
-        let far = got.values().iter().zip(want.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-        let size = want.values().iter().map(|x| x.abs()).fold(0.0, f32::max);
-        assert!(far < 1e-5 * size, "{key}: {far} of {size}");
+        close(&got, &want, key);
     }
-    let states = Tensor::zeros(&[2, CONTEXT, 64]).unwrap();
-    assert!(model.context(&states, &model.tokenise("a").unwrap()).is_err());
+}
+
+fn text_runner(model: &Model, part: Part) -> Runner {
+    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(DType::F32), ..RunnerOptions::default() };
+    Runner::new(Device::cpu().unwrap(), model.component(part).unwrap().source(), options).unwrap()
+}
+
+fn close(got: &Tensor, want: &Tensor, what: &str) {
+    assert_eq!(got.shape(), want.shape(), "{what}");
+    let far = got.values().iter().zip(want.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let size = want.values().iter().map(|x| x.abs()).fold(0.0, f32::max);
+    assert!(far < 1e-5 * size, "{what}: {far} of {size}");
+}
+
+/// SDXL's two encoders side by side, the second's pooled state, and the picture's sizes.
+#[test]
+fn sdxl_is_conditioned_as_by_the_reference() {
+    let fixture = Fixture::open("sdxl_pipeline");
+    let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
+    let parts: BTreeMap<Part, Component> =
+        Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
+    let recipe = Family::Sdxl.recipe();
+    let encoders: Vec<Encoder> =
+        recipe.encoders.iter().map(|r| Encoder::detect(r, &parts[&r.part]).unwrap()).collect();
+    let info = Info { family: Family::Sdxl, ..open(&single()).unwrap().info().clone() };
+    let model = Model { info, parts, encoders, ..open(&single()).unwrap() };
+    let mut runners: BTreeMap<Part, Runner> =
+        [Part::ClipL, Part::ClipG].map(|part| (part, text_runner(&model, part))).into();
+
+    let long = ["a photo of a red cat sitting on a blue sofa"; 12].join(", ");
+    for (key, text) in [("cond", &long[..43]), ("uncond", "blurry, low quality"), ("long", &long)] {
+        let prompt = Prompt { text, negative: key == "uncond", clip_skip: 2, size: [64, 96] };
+        let mut run = |part: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
+            let ids = if part == Part::ClipG { "ids_2" } else { "ids" };
+            assert_eq!(*inputs[0].1, fixture.tensor(&format!("input.{ids}.{key}")), "{key}");
+            runners.get_mut(&part).unwrap().run(program, inputs, &CancelToken::default())
+        };
+        let Conditioning { context, vector: Some(vector) } = model.condition(&prompt, &mut run).unwrap() else {
+            panic!("SDXL has a vector")
+        };
+        // Of the long prompt the fixture has every seventh token.
+        let rows = context.values().chunks(192).step_by(if key == "long" { 7 } else { 1 });
+        let rows: Vec<f32> = rows.flatten().copied().collect();
+        let context = Tensor::f32(&[1, rows.len() / 192, 192], rows).unwrap();
+        close(&context, &fixture.tensor(&format!("output.context.{key}")), key);
+        let (pooled, sizes) = vector.values().split_at(128);
+        close(
+            &Tensor::f32(&[1, 128], pooled.to_vec()).unwrap(),
+            &fixture.tensor(&format!("output.pooled.{key}")),
+            key,
+        );
+        // cos 0 and sin 0 of the crop; the first cosines and sines are those of height and width themselves.
+        assert_eq!(sizes.len(), 6 * 256);
+        assert_eq!((sizes[2 * 256], sizes[2 * 256 + 128]), (1.0, 0.0));
+        for (i, n) in [(0, 96.0f64), (1, 64.0), (4, 96.0), (5, 64.0)] {
+            assert_eq!((sizes[i * 256], sizes[i * 256 + 128]), (n.cos() as f32, n.sin() as f32));
+        }
+    }
+
+    let empty = Prompt { text: "", negative: true, clip_skip: 2, size: [64, 96] };
+    let zeros = model.condition(&empty, &mut |_, _, _| panic!("nothing is encoded")).unwrap();
+    assert!(zeros.context.values().iter().all(|v| *v == 0.0));
+    let vector = zeros.vector.unwrap();
+    assert!(vector.values()[..128].iter().all(|v| *v == 0.0));
+    assert_eq!(vector.values().len(), 128 + 6 * 256);
+}
+
+/// A file of which only the header is written; its tensors are a hole.
+fn hollow(path: &Path, tensors: &[(String, Vec<usize>)]) {
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let start = end;
+        end += 2 * shape.iter().product::<usize>();
+        let entry = serde_json::json!({ "dtype": "F16", "shape": shape, "data_offsets": [start, end] });
+        header.insert(name.clone(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_len((8 + header.len() + end) as u64).unwrap();
+}
+
+#[test]
+fn at_real_size_every_tensor_is_used_and_none_is_missing() {
+    let dir = Folder::new();
+    for (name, family) in [
+        ("sd1", Family::Sd1),
+        ("sd2", Family::Sd2),
+        ("sdxl", Family::Sdxl),
+        ("ssd1b", Family::Sdxl),
+        ("vega", Family::Sdxl),
+    ] {
+        let (sets, unused) = real_checkpoint(name);
+        let single = sets.iter().flat_map(|(prefix, set)| {
+            set.iter().map(move |(name, shape, ..)| (format!("{prefix}{name}"), shape.clone()))
+        });
+        let path = dir.join(&format!("{name}.safetensors"));
+        hollow(&path, &single.chain(unused).collect::<Vec<_>>());
+
+        let folder = dir.join(name);
+        let components = ["unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"];
+        for ((_, set), file) in sets.iter().zip(components.iter().chain(&["text_encoder_2/model"])) {
+            let reference = set.iter().flat_map(|(.., sources)| sources.clone());
+            // diffusers' SD 2.x leaves out what it does not use.
+            let left_out = |n: &str| family == Family::Sd2 && (n.contains("layers.23.") || n.contains("text_proj"));
+            let tensors: Vec<_> = reference.filter(|(n, _)| !left_out(n)).collect();
+            hollow(&folder.join(format!("{file}.safetensors")), &tensors);
+        }
+
+        for path in [path, folder] {
+            let file = Arc::new(Checkpoint::open(&path).unwrap());
+            let model = Model::open(&Files { model: Some(file), ..Files::default() }).unwrap();
+            assert_eq!(model.info().family, family, "{}", path.display());
+            assert_eq!(model.dry_run().unwrap().unused, [], "{}", path.display());
+            assert!(model.diffusion_program(2, 16, 24, 154).unwrap().cuts().len() > 10);
+        }
+    }
 }

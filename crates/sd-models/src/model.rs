@@ -1,0 +1,324 @@
+//! A model in its files: which parts there are, and the graphs that run them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sd_core::{DType, Error, Graph, Program, Result, Tensor, WeightSource};
+use sd_io::Checkpoint;
+
+use crate::component::Component;
+use crate::conditioning::{self, ClipRecipe, Conditioning, Encoder, Prompt, Run};
+use crate::detect::{Kind, detect};
+use crate::diffusion::Network;
+use crate::diffusion::unet::Inputs;
+use crate::family::{Family, Info, Latent, Noise, Prediction};
+use crate::markers;
+use crate::names::{Part, part_of};
+use crate::report::{Report, hint};
+use crate::text::windows::CONTEXT;
+use crate::vae::kl;
+
+/// The files a model is opened from. A part that is given apart replaces the one in `model`.
+#[derive(Clone, Default)]
+pub struct Files {
+    /// All parts, or those that are not given apart.
+    pub model: Option<Arc<Checkpoint>>,
+    /// Parts in files of their own.
+    pub parts: BTreeMap<Part, Arc<Checkpoint>>,
+}
+
+/// An open model: its parts, and the graphs that run them.
+pub struct Model {
+    info: Info,
+    /// Whether the size in `info` is one that the file names.
+    own_size: bool,
+    parts: BTreeMap<Part, Component>,
+    network: Network,
+    encoders: Vec<Encoder>,
+    kl: kl::Config,
+    files: Vec<Arc<Checkpoint>>,
+}
+
+impl Model {
+    /// Finds out what the files hold and puts the parts together. Reads headers, and the noise table if there is one.
+    ///
+    /// # Errors
+    /// The family is unknown or not supported, a part is missing, or parts do not fit together; the message says
+    /// which file and what to give.
+    pub fn open(files: &Files) -> Result<Model> {
+        let main = files.parts.get(&Part::Diffusion).or(files.model.as_ref()).ok_or_else(|| {
+            Error::request("no model").hint(
+                "give a checkpoint with -m, or its parts with --diffusion-model, --clip_l, --clip_g and --vae",
+            )
+        })?;
+        let family = recognise(main)?;
+        let recipe = family.recipe();
+        let parts = parts(files)?;
+        let part = |part: Part| parts.get(&part).ok_or_else(|| missing_part(main, part));
+
+        let diffusion = part(Part::Diffusion)?;
+        let network = Network::detect(recipe.network, diffusion.scope()).map_err(|e| hint(e, diffusion))?;
+        let encoder = |recipe: &'static ClipRecipe| {
+            let component = part(recipe.part)?;
+            Encoder::detect(recipe, component).map_err(|e| hint(e, component))
+        };
+        let encoders = recipe.encoders.iter().map(encoder).collect::<Result<Vec<_>>>()?;
+        let vae = part(Part::Autoencoder)?;
+        let kl = kl::Config::detect(vae.scope()).map_err(|e| hint(e, vae))?;
+        fit(&network, conditioning::widths(&encoders, recipe.vector), &kl)?;
+
+        let [scale, shift] = recipe.latent;
+        let latent = Latent { channels: kl.latent, compression: kl.compression(), scale, shift };
+        let size_multiple = latent.compression.saturating_mul(network.multiple());
+        let noise = markers::noise(main)?;
+        let mut defaults = recipe.defaults.clone();
+        if let Noise::Continuous { .. } = noise {
+            defaults.schedule = "exponential";
+        }
+        let own_size = markers::size(main, latent.compression, size_multiple);
+        defaults.size = own_size.unwrap_or(defaults.size);
+        let info = Info { family, defaults, size_multiple, latent, prediction: None, noise, tokens: CONTEXT };
+        let used =
+            |p: &Part| [Part::Diffusion, Part::Autoencoder].contains(p) || encoders.iter().any(|e| e.part() == *p);
+        let parts = parts.into_iter().filter(|(p, _)| used(p)).collect();
+        let files = files.model.iter().chain(files.parts.values()).cloned().collect();
+        let mut model = Model { info, own_size: own_size.is_some(), parts, network, encoders, kl, files };
+        if let Some(prediction) = markers::prediction(main).or(recipe.prediction) {
+            model.set_prediction(prediction);
+        }
+        Ok(model)
+    }
+
+    /// Facts.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// The parts, each once.
+    pub fn components(&self) -> impl Iterator<Item = &Component> {
+        self.parts.values()
+    }
+
+    /// A part.
+    ///
+    /// # Errors
+    /// The family has no such part.
+    pub fn component(&self, part: Part) -> Result<&Component> {
+        let name = self.info.family.name();
+        self.parts.get(&part).ok_or_else(|| Error::request(format!("{name} has no {}", part.name())))
+    }
+
+    fn vae(&self) -> Result<&Component> {
+        self.component(Part::Autoencoder)
+    }
+
+    /// Builds every graph without reading weights, so that a missing or misshapen tensor is found at once.
+    ///
+    /// # Errors
+    /// One is; the message has its name in the file, and the most similar name that nothing reads.
+    pub fn dry_run(&self) -> Result<Report> {
+        let check = |part: Part, program: Result<Program>| -> Result<()> {
+            let component = self.component(part)?;
+            program.map(|_| ()).map_err(|e| hint(e, component))
+        };
+        for e in &self.encoders {
+            let component = self.component(e.part())?;
+            e.dry_run(component, self.info.defaults.clip_skip).map_err(|e| hint(e, component))?;
+        }
+        let small = self.network.multiple();
+        check(Part::Diffusion, self.diffusion_program(1, small, small, CONTEXT))?;
+        check(Part::Autoencoder, self.decode_program(1, 1, 1))?;
+        if self.can_encode() {
+            let side = self.info.latent.compression;
+            check(Part::Autoencoder, self.encode_program(1, side, side))?;
+        }
+        Ok(Report::new(&self.components().collect::<Vec<_>>(), &self.files))
+    }
+
+    /// What a prompt conditions the network on. `run` runs the text encoders.
+    ///
+    /// # Errors
+    /// The prompt is too long, `clip_skip` skips every layer, a weight is missing or misshapen, or `run` fails.
+    pub fn condition(&self, prompt: &Prompt<'_>, run: &mut Run<'_>) -> Result<Conditioning> {
+        let recipe = self.info.family.recipe();
+        let encoders =
+            self.encoders.iter().map(|e| Ok((e, self.component(e.part())?))).collect::<Result<Vec<_>>>()?;
+        conditioning::encode(&encoders, recipe.vector, recipe.zero_negative, prompt, run)
+    }
+
+    /// Token states of a text encoder: `ids [batch, 77]` i32 to `[batch, 77, c]`, and to the projected ones
+    /// `[batch, 77, p]` of an encoder whose pooled state is used.
+    ///
+    /// # Errors
+    /// The family has no such encoder, `clip_skip` skips every layer, or a weight is missing or misshapen.
+    pub fn text_program(&self, part: Part, batch: usize, clip_skip: usize) -> Result<Program> {
+        let component = self.component(part)?;
+        let encoder = self.encoders.iter().find(|e| e.part() == part);
+        let encoder = encoder.ok_or_else(|| Error::internal(format!("{} is no text encoder", part.name())))?;
+        encoder.program(component, batch, clip_skip)
+    }
+
+    /// The prediction `[batch, channels, h, w]` for `x [batch, channels, h, w]`, `timesteps [batch]`,
+    /// `context [batch, tokens, c]` and, if the network reads one, `vector [batch, v]`. `h` and `w` are those of the
+    /// latent.
+    ///
+    /// # Errors
+    /// The network cannot halve `h` or `w` as often as it does, or a weight is missing or misshapen.
+    pub fn diffusion_program(&self, batch: usize, h: usize, w: usize, tokens: usize) -> Result<Program> {
+        let g = Graph::new();
+        let input = |name: &str, dims: &[usize]| g.input(name, dims, DType::F32);
+        let inputs = Inputs {
+            x: input("x", &[batch, self.info.latent.channels, h, w])?,
+            timesteps: input("timesteps", &[batch])?,
+            context: input("context", &[batch, tokens, self.network.context()])?,
+            vector: self.network.vector().map(|v| input("vector", &[batch, v])).transpose()?,
+        };
+        let y = self.network.build(&g, self.component(Part::Diffusion)?.scope(), inputs)?;
+        g.finish(&[y])
+    }
+
+    /// Finds out what the network predicts where no marker says so: one that predicts the velocity answers a latent
+    /// of 0.5 at the last timestep with about its negative, one that predicts the noise with about itself.
+    ///
+    /// # Errors
+    /// A weight is missing or misshapen, or `run` fails.
+    pub fn try_prediction(&self, run: &mut Run<'_>) -> Result<Prediction> {
+        let (c, side, tokens) = (self.info.latent.channels, self.network.multiple(), 2);
+        let program = self.diffusion_program(1, side, side, tokens)?;
+        let half = |dims: &[usize]| Tensor::f32(dims, vec![0.5; dims.iter().product()]);
+        let (x, context) = (half(&[1, c, side, side])?, half(&[1, tokens, self.network.context()])?);
+        let timesteps = Tensor::f32(&[1], vec![999.0])?;
+        let vector = self.network.vector().map(|v| half(&[1, v])).transpose()?;
+        let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("context", &context)];
+        inputs.extend(vector.iter().map(|v| ("vector", v)));
+        let out = run(Part::Diffusion, &program, &inputs)?;
+        let values = out.first().map(Tensor::values).unwrap_or_default();
+        let mean = values.iter().map(|y| f64::from(*y) - 0.5).sum::<f64>() / values.len().max(1) as f64;
+        Ok(if mean < -1.0 { Prediction::V } else { Prediction::Epsilon })
+    }
+
+    /// Settles what the network predicts, which the size it was trained at may hang on.
+    pub fn set_prediction(&mut self, prediction: Prediction) {
+        self.info.prediction = Some(prediction);
+        if !self.own_size {
+            let recipe = self.info.family.recipe();
+            self.info.defaults.size = match prediction {
+                Prediction::Epsilon => recipe.defaults.size,
+                Prediction::V => recipe.size_of_v,
+            };
+        }
+    }
+
+    /// Pictures, about -1 to 1: `latent [batch, channels, h, w]` in the autoencoder's scale to `[batch, 3, f h, f w]`.
+    ///
+    /// # Errors
+    /// A weight is missing or misshapen.
+    pub fn decode_program(&self, batch: usize, h: usize, w: usize) -> Result<Program> {
+        let g = Graph::new();
+        let latent = g.input("latent", &[batch, self.info.latent.channels, h, w], DType::F32)?;
+        let y = kl::decode(&g, self.vae()?.scope(), &self.kl, latent)?;
+        g.finish(&[y])
+    }
+
+    /// Whether the autoencoder can turn pictures into latents.
+    pub fn can_encode(&self) -> bool {
+        self.vae().is_ok_and(|c| c.scope().contains("encoder"))
+    }
+
+    /// Mean and logarithm of the variance of latents in the autoencoder's scale: `image [batch, 3, h, w]`, -1 to 1, to
+    /// `[batch, 2 channels, h / f, w / f]`.
+    ///
+    /// # Errors
+    /// A side is no multiple of `f`, the autoencoder has no encoder, or a weight is missing or misshapen.
+    pub fn encode_program(&self, batch: usize, h: usize, w: usize) -> Result<Program> {
+        if !self.can_encode() {
+            return Err(Error::request("the VAE has no encoder, so it cannot read pictures")
+                .hint("give a full one with --vae"));
+        }
+        let g = Graph::new();
+        let image = g.input("image", &[batch, 3, h, w], DType::F32)?;
+        let y = kl::encode(&g, self.vae()?.scope(), &self.kl, image)?;
+        g.finish(&[y])
+    }
+}
+
+fn recognise(file: &Checkpoint) -> Result<Family> {
+    let path = file.path().display();
+    match detect(file) {
+        Kind::Runs(family) => Ok(family),
+        Kind::Known(name) => Err(Error::unsupported(format!("{path}: recognised as {name}; not supported yet"))),
+        Kind::NotAModel(name, what) => {
+            Err(Error::bad_file(file.path(), format!("is {name}, not a model")).hint(what))
+        }
+        Kind::NoNetwork => {
+            let source_parts: Vec<&str> =
+                Part::ALL.into_iter().filter(|p| holds(file, *p)).map(Part::name).collect();
+            let what = match source_parts.as_slice() {
+                [] => "holds no tensor of a known model".to_owned(),
+                parts => format!("holds no diffusion network, only: {}", parts.join(", ")),
+            };
+            let e = Error::bad_file(file.path(), what);
+            Err(match source_parts.first() {
+                Some(_) => {
+                    e.hint("give the model with -m, a VAE with --vae and text encoders with --clip_l and --clip_g")
+                }
+                None => e,
+            })
+        }
+    }
+}
+
+fn holds(file: &Checkpoint, part: Part) -> bool {
+    file.names().iter().any(|n| part_of(n, None).is_some_and(|p| p.0 == part))
+}
+
+fn missing_part(file: &Checkpoint, part: Part) -> Error {
+    Error::bad_file(file.path(), format!("holds no {}", part.name()))
+        .hint(format!("give it with {}", part.option()))
+}
+
+/// The parts in all files, those given apart last.
+fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
+    let mut parts = BTreeMap::new();
+    let apart = files.parts.iter().map(|(part, file)| (file, Some(*part)));
+    for (file, only) in files.model.iter().map(|file| (file, None)).chain(apart) {
+        let source: Arc<dyn WeightSource> = file.clone();
+        let found = Component::split(&source, only);
+        if let (Some(part), []) = (only, found.as_slice()) {
+            let what = format!("holds no {}", part.name());
+            return Err(Error::bad_file(file.path(), what).context(part.option()));
+        }
+        parts.extend(found.into_iter().map(|c| (c.part(), c)));
+    }
+    Ok(parts)
+}
+
+/// Checks what one part hands to another. `given` are the channels of context and vector.
+fn fit(network: &Network, given: (usize, Option<usize>), kl: &kl::Config) -> Result<()> {
+    let wrong = |what: String| Err(Error::shape(what).hint("the files are of different families"));
+    let (context, vector) = given;
+    if context != network.context() {
+        return wrong(format!(
+            "the text encoder's states have {context} channels, the diffusion network reads {}",
+            network.context()
+        ));
+    }
+    if vector != network.vector() {
+        let channels = |v: Option<usize>| v.map_or("none".to_owned(), |n| format!("{n} channels"));
+        let (given, read) = (channels(vector), channels(network.vector()));
+        return wrong(format!(
+            "the vector beside the context: the text encoder gives {given}, the diffusion network reads {read}"
+        ));
+    }
+    let [reads, predicts] = network.channels();
+    if kl.latent != reads || kl.latent != predicts {
+        return wrong(format!(
+            "the VAE's latents have {} channels, the diffusion network reads {reads} and predicts {predicts}",
+            kl.latent
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

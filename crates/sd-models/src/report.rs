@@ -1,0 +1,127 @@
+//! What a dry run finds: sizes of parts, tensors that nothing reads, and names that look like a missing one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sd_core::{Error, Kind, WeightSource};
+use sd_io::Checkpoint;
+
+use crate::component::Component;
+use crate::names::{Part, is_ignored};
+
+/// Bytes of a name that a search for similar ones looks at.
+const LONGEST_NAME: usize = 256;
+
+/// What a dry run found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// The parts.
+    pub parts: Vec<PartReport>,
+    /// Tensors that no graph reads, in groups of similar names.
+    pub unused: Vec<Unused>,
+}
+
+/// The size of a part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PartReport {
+    /// Which.
+    pub part: Part,
+    /// Tensors.
+    pub tensors: usize,
+    /// Elements.
+    pub parameters: u64,
+    /// Bytes as stored.
+    pub bytes: u64,
+}
+
+/// Tensors of a file that no graph reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unused {
+    /// The first two components of their names.
+    pub group: String,
+    /// How many.
+    pub count: usize,
+    /// One of them.
+    pub example: String,
+    /// The file.
+    pub file: PathBuf,
+}
+
+impl Report {
+    pub(crate) fn new(parts: &[&Component], files: &[Arc<Checkpoint>]) -> Report {
+        let part = |c: &&Component| PartReport {
+            part: c.part(),
+            tensors: c.tensors(),
+            parameters: c.parameters(),
+            bytes: c.bytes(),
+        };
+        Report { parts: parts.iter().map(part).collect(), unused: unused(parts, files) }
+    }
+}
+
+fn unused(parts: &[&Component], files: &[Arc<Checkpoint>]) -> Vec<Unused> {
+    let mut out: BTreeMap<(PathBuf, String), Unused> = BTreeMap::new();
+    for file in files {
+        let source: Arc<dyn WeightSource> = file.clone();
+        let mut left: BTreeSet<&str> = source.names().into_iter().filter(|n| !is_ignored(n)).collect();
+        for c in parts.iter().filter(|c| std::ptr::addr_eq(Arc::as_ptr(c.file()), Arc::as_ptr(&source))) {
+            let unused: BTreeSet<String> = c.scope().unused().into_iter().collect();
+            for here in c.source().names().into_iter().filter(|n| !unused.contains(*n)) {
+                c.file_names(here).iter().for_each(|n| _ = left.remove(n.as_str()));
+            }
+        }
+        for name in left {
+            let group: String = name.split('.').take(2).collect::<Vec<_>>().join(".");
+            let path = file.path().to_owned();
+            out.entry((path.clone(), group.clone()))
+                .or_insert_with(|| Unused { group, count: 0, example: name.into(), file: path })
+                .count += 1;
+        }
+    }
+    out.into_values().collect()
+}
+
+/// Adds the most similar name that nothing reads to the error of a missing tensor.
+pub(crate) fn hint(e: Error, c: &Component) -> Error {
+    let Kind::MissingTensor { name, .. } = e.kind() else { return e };
+    let unused = c.scope().unused();
+    let names = unused.iter().flat_map(|n| c.file_names(n)).map(String::as_str);
+    let limit = 2.max(name.len() / 6);
+    let near = names.map(|n| (distance(n, name), n)).filter(|(d, _)| *d <= limit).min();
+    let Some(near) = near.map(|(_, n)| format!("the file has {n}, which nothing reads")) else { return e };
+    e.hint(near)
+}
+
+/// How many bytes to insert, remove or change to get from `a` to `b` (Levenshtein), in their first bytes.
+fn distance(a: &str, b: &str) -> usize {
+    let start = |s: &str| s.bytes().take(LONGEST_NAME).collect::<Vec<u8>>();
+    let (a, b) = (start(a), start(b));
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = i;
+        let mut left = i + 1;
+        for (cell, y) in row.iter_mut().skip(1).zip(&b) {
+            left = (diagonal + usize::from(x != y)).min(*cell + 1).min(left + 1);
+            diagonal = std::mem::replace(cell, left);
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or(a.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn similar_names_are_found() {
+        for (a, b, want) in
+            [("", "", 0), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abc", "", 3), ("", "ab", 2)]
+        {
+            assert_eq!(distance(a, b), want, "{a} {b}");
+        }
+    }
+}
