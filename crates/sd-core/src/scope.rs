@@ -86,7 +86,7 @@ impl Weight {
     }
 }
 
-/// A linear layer: `[n, k]` and an optional bias `[n]`.
+/// A linear layer: `[n, k]` and, where the network has one, a bias `[n]`.
 #[derive(Clone, Debug)]
 pub struct Linear {
     path: String,
@@ -96,7 +96,7 @@ pub struct Linear {
     wide: bool,
 }
 
-/// A 2-D convolution: kernel `[n, c, kh, kw]` and an optional bias `[n]`.
+/// A 2-D convolution: kernel `[n, c, kh, kw]` and, where the network has one, a bias `[n]`.
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     path: String,
@@ -286,26 +286,30 @@ impl Scope {
         Ok(Weight(Arc::new(WeightData { name: full, shape, dtype: meta.dtype, role, origin })))
     }
 
-    fn optional(&self, name: &str, role: Role) -> Result<Option<Weight>> {
-        if self.has(name) { self.weight(name, role).map(Some) } else { Ok(None) }
-    }
-
-    fn bias(&self, n: usize) -> Result<Option<Weight>> {
-        let bias = self.optional("bias", Role::Vector)?;
-        match &bias {
-            Some(b) if b.shape().dims() != [n] => {
-                let Origin { name, file } = b.origin();
-                Err(Error::shape(format!("{name} is {} ({file}), its weight has {n} rows", b.shape())))
-            }
-            _ => Ok(bias),
+    fn bias(&self, n: usize) -> Result<Weight> {
+        let bias = self.weight("bias", Role::Vector)?;
+        if bias.shape().dims() != [n] {
+            let Origin { name, file } = bias.origin();
+            return Err(Error::shape(format!("{name} is {} ({file}), its weight has {n} rows", bias.shape())));
         }
+        Ok(bias)
     }
 
-    /// The linear layer `name`: `weight [n, k]`, or a 1×1 kernel `[n, k, 1, 1]`, and `bias [n]` if there is one.
+    /// The linear layer `name`: `weight [n, k]`, or a 1×1 kernel `[n, k, 1, 1]`, and `bias [n]`.
     ///
     /// # Errors
-    /// The weight is missing, or the shapes are not those of a linear layer.
+    /// A tensor is missing, or the shapes are not those of a linear layer.
     pub fn linear(&self, name: &str) -> Result<Linear> {
+        let layer = self.linear_no_bias(name)?;
+        let bias = Some(self.sub(name).bias(layer.dims[0])?);
+        Ok(Linear { bias, ..layer })
+    }
+
+    /// The linear layer `name` of a network that has no bias there.
+    ///
+    /// # Errors
+    /// The weight is missing, or its shape is not that of a linear layer.
+    pub fn linear_no_bias(&self, name: &str) -> Result<Linear> {
         let w = self.sub(name);
         let meta = w.root.source.meta(&w.join("weight")).ok_or_else(|| w.missing("weight"))?;
         let (n, k) = match *meta.shape.dims() {
@@ -316,39 +320,49 @@ impl Scope {
             }
         };
         let weight = w.weight_as("weight", Role::Matrix, Shape::new(&[n, k])?)?;
-        let bias = w.bias(n)?;
-        Ok(Linear { path: w.path, weight, bias, dims: [n, k], wide: false })
+        Ok(Linear { path: w.path, weight, bias: None, dims: [n, k], wide: false })
     }
 
-    /// The convolution `name`: `weight [n, c, kh, kw]` and `bias [n]` if there is one.
+    /// The convolution `name`: `weight [n, c, kh, kw]` and `bias [n]`.
     ///
     /// # Errors
-    /// The weight is missing, or the shapes are not those of a convolution.
+    /// A tensor is missing, or the shapes are not those of a convolution.
     pub fn conv2d(&self, name: &str) -> Result<Conv2d> {
+        let layer = self.conv2d_no_bias(name)?;
+        let bias = Some(self.sub(name).bias(layer.dims[0])?);
+        Ok(Conv2d { bias, ..layer })
+    }
+
+    /// The convolution `name` of a network that has no bias there.
+    ///
+    /// # Errors
+    /// The weight is missing, or its shape is not that of a convolution.
+    pub fn conv2d_no_bias(&self, name: &str) -> Result<Conv2d> {
         let w = self.sub(name);
         let dims: [usize; 4] = w.dims("weight")?;
         let weight = w.weight("weight", Role::Kernel)?;
-        let bias = w.bias(dims[0])?;
-        Ok(Conv2d { path: w.path, weight, bias, dims, wide: false })
+        Ok(Conv2d { path: w.path, weight, bias: None, dims, wide: false })
     }
 
-    /// The affine part of the normalisation `name`: `weight [c]`, and `bias [c]` if there is one.
+    /// The affine part of the normalisation `name`: `weight [c]` and `bias [c]`.
     ///
     /// # Errors
-    /// The weight is missing.
+    /// A tensor is missing.
     pub fn norm(&self, name: &str) -> Result<Norm> {
-        self.norm_with(name, "weight")
+        let layer = self.norm_no_bias(name, "weight")?;
+        let bias = Some(self.sub(name).weight("bias", Role::Vector)?);
+        Ok(Norm { bias, ..layer })
     }
 
-    /// As [`Scope::norm`], for checkpoints that call the factor something other than `weight`.
+    /// The factor `[c]` of the normalisation `name` in a network that has no bias there, under the name that the
+    /// checkpoint gives to the factor.
     ///
     /// # Errors
     /// The factor is missing.
-    pub fn norm_with(&self, name: &str, factor: &str) -> Result<Norm> {
+    pub fn norm_no_bias(&self, name: &str, factor: &str) -> Result<Norm> {
         let w = self.sub(name);
         let weight = Some(w.weight(factor, Role::Vector)?);
-        let bias = w.optional("bias", Role::Vector)?;
-        Ok(Norm { path: w.path, weight, bias })
+        Ok(Norm { path: w.path, weight, bias: None })
     }
 
     /// The names no weight was taken from yet, below this scope.
@@ -404,7 +418,7 @@ pub(crate) mod tests {
             ("head.weight", &[3, 8, 3, 3]),
         ]);
         assert_eq!(w.count("blocks").unwrap(), 2);
-        let up = w.at("blocks", 1).linear("up").unwrap();
+        let up = w.at("blocks", 1).linear_no_bias("up").unwrap();
         assert_eq!((up.dims(), up.path(), up.bias().is_none()), ([8, 4], "blocks.1.up", true));
         assert!(w.contains("blocks.1") && !w.contains("blocks.2") && !w.contains("block"));
         assert_eq!(w.unused(), ["blocks.0.up.bias", "blocks.0.up.weight", "head.weight"]);
@@ -413,10 +427,17 @@ pub(crate) mod tests {
 
     #[test]
     fn errors_name_tensor_shapes_and_file() {
-        let w = Shapes::scope(&[("a.weight", &[8, 4]), ("a.bias", &[7]), ("l.0.w", &[1]), ("l.2.w", &[1])]);
+        let w = Shapes::scope(&[
+            ("a.weight", &[8, 4]),
+            ("a.bias", &[7]),
+            ("c.weight", &[8, 4]),
+            ("l.0.w", &[1]),
+            ("l.2.w", &[1]),
+        ]);
         let e = |r: Result<Linear>| r.unwrap_err().to_string();
         assert_eq!(e(w.linear("a")), "a.bias is [7] (heron.gguf), its weight has 8 rows");
         assert_eq!(e(w.linear("b")), "b.weight: missing from heron.gguf");
+        assert_eq!(e(w.linear("c")), "c.bias: missing from heron.gguf");
         assert_eq!(w.count("l").unwrap_err().to_string(), "l.1: missing from heron.gguf");
         assert_eq!(
             w.dims::<3>("a.weight").unwrap_err().to_string(),

@@ -135,7 +135,7 @@ fn wide_layers_hold_what_f16_does_not() {
     check("wide", DType::F32, w, &[("x", x), ("y", y)], |g, w| {
         let x = g.input("x", &[2, 8], DType::F32).unwrap();
         let y = g.input("y", &[1, 3, 4, 4], DType::F32).unwrap();
-        let (l, c) = (w.linear("a").unwrap().wide(), w.conv2d("c").unwrap().wide());
+        let (l, c) = (w.linear_no_bias("a").unwrap().wide(), w.conv2d_no_bias("c").unwrap().wide());
         vec![g.linear(&l, x).unwrap(), g.conv2d(&c, y, Conv2dOptions::padded(1)).unwrap()]
     });
 }
@@ -256,7 +256,7 @@ fn norms() {
         let x = r.tensor(&dims);
         check(&format!("norms of {dims:?}"), DType::F32, w, &[("x", x)], |g, w| {
             let x = g.input("x", &dims, DType::F32).unwrap();
-            let (a, b) = (w.norm("a").unwrap(), w.norm("b").unwrap());
+            let (a, b) = (w.norm("a").unwrap(), w.norm_no_bias("b", "weight").unwrap());
             let plain = scope::Norm::plain("c");
             vec![
                 g.layer_norm(&a, x, 1e-5).unwrap(),

@@ -47,20 +47,20 @@ fn try_build(source: &Arc<Checkpoint>, h: usize) -> Result<Program> {
     let g = Graph::new();
     let x = g.input("x", &[2, 3, h, 6], DType::F32)?;
     let t = g.input("t", &[2], DType::F32)?;
-    let t = g.linear(&w.linear("time")?, g.timestep_embedding(t, 32, 10000.0)?)?;
+    let t = g.linear(&w.linear_no_bias("time")?, g.timestep_embedding(t, 32, 10000.0)?)?;
     g.keep(&[t]);
     let mut x = g.conv2d(&w.conv2d("in")?, x, Conv2dOptions::padded(1))?;
     let mut skips: Vec<Var> = vec![x];
     g.cut(&w.sub("in"), &[x]);
     for i in 0..BLOCKS {
         let w = w.at("blocks", i);
-        let shift = g.reshape(g.linear(&w.linear("mod")?, g.silu(t)?)?, &[2, 32, 1, 1])?;
+        let shift = g.reshape(g.linear(&w.linear_no_bias("mod")?, g.silu(t)?)?, &[2, 32, 1, 1])?;
         let y = g.group_norm(&w.norm("norm")?, x, 8, 1e-5)?;
-        let y = g.conv2d(&w.conv2d("conv")?, g.silu(g.add(y, shift)?)?, Conv2dOptions::padded(1))?;
+        let y = g.conv2d(&w.conv2d_no_bias("conv")?, g.silu(g.add(y, shift)?)?, Conv2dOptions::padded(1))?;
         let tokens = g.to_tokens(y)?;
-        let heads = |n: &str| g.split_heads(g.linear(&w.linear(n)?, tokens)?, 4);
+        let heads = |n: &str| g.split_heads(g.linear(&w.linear_no_bias(n)?, tokens)?, 4);
         let a = g.attention(heads("q")?, heads("k")?, heads("v")?, AttentionOptions::default())?;
-        let a = g.linear(&w.linear("o")?, g.merge_heads(a)?)?;
+        let a = g.linear(&w.linear_no_bias("o")?, g.merge_heads(a)?)?;
         x = g.add(x, g.to_image(a, h, 6)?)?;
         if i % 2 == 1 {
             x = g.add(x, skips.pop().unwrap_or(x))?;
@@ -70,7 +70,7 @@ fn try_build(source: &Arc<Checkpoint>, h: usize) -> Result<Program> {
         let live: Vec<Var> = skips.iter().copied().chain([x]).collect();
         g.cut(&w, &live);
     }
-    let y = g.conv2d(&w.conv2d("out")?, x, Conv2dOptions::padded(1))?;
+    let y = g.conv2d(&w.conv2d_no_bias("out")?, x, Conv2dOptions::padded(1))?;
     g.finish(&[y, t, x])
 }
 
@@ -286,11 +286,13 @@ fn sizes_beyond_every_machine_are_errors() {
     // One row of patches of 2^10 values each: up to 2^36 of them are counted without overflow, and 2^37 refused.
     let g = Graph::new();
     let x = g.input("x", &[1, 1, 1 << 10, 1 << 36], DType::F32).unwrap();
-    let conv = g.finish(&[g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
+    let conv =
+        g.finish(&[g.conv2d(&w.conv2d_no_bias("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
     assert!(runner.measure(&conv).is_ok());
     let g = Graph::new();
     let x = g.input("x", &[1, 1, 1 << 10, 1 << 37], DType::F32).unwrap();
-    let conv = g.finish(&[g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
+    let conv =
+        g.finish(&[g.conv2d(&w.conv2d_no_bias("c").unwrap(), x, Conv2dOptions::default()).unwrap()]).unwrap();
     assert!(runner.measure(&conv).unwrap_err().to_string().contains("more than any device holds"));
 }
 
@@ -306,7 +308,7 @@ fn long_program(source: &Arc<Checkpoint>) -> Program {
     let g = Graph::new();
     let mut x = g.input("x", &[512, 1024], DType::F32).unwrap();
     for _ in 0..200 {
-        x = g.tanh(g.linear(&w.linear("a").unwrap(), x).unwrap()).unwrap();
+        x = g.tanh(g.linear(&w.linear_no_bias("a").unwrap(), x).unwrap()).unwrap();
     }
     g.finish(&[x]).unwrap()
 }
@@ -354,7 +356,7 @@ fn bytes_of_any_alignment_give_the_same() {
             let w = Scope::root(source.clone());
             let g = Graph::new();
             let v = g.input("x", &[3, k], DType::F32).unwrap();
-            let program = g.finish(&[g.linear(&w.linear("a").unwrap(), v).unwrap()]).unwrap();
+            let program = g.finish(&[g.linear(&w.linear_no_bias("a").unwrap(), v).unwrap()]).unwrap();
             let mut runner = Runner::new(Device::cpu().unwrap(), source, options(Cuts::None)).unwrap();
             let y = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap();
             (y, runner.memory().0)
@@ -387,8 +389,8 @@ fn blocks_may_span_rows() {
     let w = Scope::root(source.clone());
     let g = Graph::new();
     let (x, y) = (g.input("x", &[1, 8, 5, 4], DType::F32).unwrap(), g.input("y", &[3, 16], DType::F32).unwrap());
-    let x = g.conv2d(&w.conv2d("c").unwrap(), x, Conv2dOptions::padded(1)).unwrap();
-    let y = g.linear(&w.linear("a").unwrap(), y).unwrap();
+    let x = g.conv2d(&w.conv2d_no_bias("c").unwrap(), x, Conv2dOptions::padded(1)).unwrap();
+    let y = g.linear(&w.linear_no_bias("a").unwrap(), y).unwrap();
     let program = g.finish(&[x, y]).unwrap();
     let (x, y) = (r.tensor(&[1, 8, 5, 4]), r.tensor(&[3, 16]));
     let given = [("x", &x), ("y", &y)];
@@ -421,7 +423,7 @@ fn types_of_activations_are_refused() {
         let table = g.finish(&[row]).unwrap();
         let g = Graph::new();
         let x = g.input("x", &[1, 256], DType::F32).unwrap();
-        let matrix = g.finish(&[g.linear(&w.linear("a").unwrap(), x).unwrap()]).unwrap();
+        let matrix = g.finish(&[g.linear(&w.linear_no_bias("a").unwrap(), x).unwrap()]).unwrap();
         let given = [("ids", &Tensor::i32(&[1], vec![1]).unwrap()), ("x", &Tensor::zeros(&[1, 256]).unwrap())];
         for device in devices() {
             let mut runner = Runner::new(device, source.clone(), options(Cuts::None)).unwrap();
@@ -519,7 +521,8 @@ fn large_attention_and_convolution_go_in_parts() {
 
     let g = Graph::new();
     let input = g.input("x", &[1, 64, 256, 256], DType::F32).unwrap();
-    let program = g.finish(&[g.conv2d(&w.conv2d("c").unwrap(), input, Conv2dOptions::padded(1)).unwrap()]).unwrap();
+    let program =
+        g.finish(&[g.conv2d(&w.conv2d_no_bias("c").unwrap(), input, Conv2dOptions::padded(1)).unwrap()]).unwrap();
     let got = runner.run(&program, &[("x", &x)], &cancel).unwrap();
     let want = reference::evaluate(&program, &*source, &[("x", &x)]);
     assert!(distance(got[0].values(), &want[0].data) < 1e-5);

@@ -281,7 +281,7 @@ mod tests {
         let y = g.gelu(g.merge_heads(y).unwrap()).unwrap();
         let z = g.layer_norm(&crate::scope::Norm::plain("n"), y, 1e-5).unwrap();
         let z = g.concat(&[z, y, g.slice(z, 2, 3, 7).unwrap()], 2).unwrap();
-        let zero = g.linear(&w.linear("a").unwrap(), y).unwrap();
+        let zero = g.linear(&w.linear_no_bias("a").unwrap(), y).unwrap();
         let program = g.finish(&[z, zero]).unwrap();
         let values: Vec<f32> = (0..160).map(|i| (i as f32 * 0.7).sin()).collect();
         let x = Tensor::f32(&[1, 5, 32], values).unwrap();

@@ -8,6 +8,7 @@ fn weights() -> Scope {
         ("up.bias", &[8]),
         ("down.weight", &[4, 8]),
         ("conv.weight", &[6, 4, 3, 3]),
+        ("conv.bias", &[6]),
         ("norm.weight", &[8]),
         ("norm.bias", &[8]),
     ])
@@ -74,7 +75,7 @@ fn what_crosses_a_cut_must_be_listed() {
     g.label(skip, "skip");
     let y = g.linear(&w.linear("up").unwrap(), skip).unwrap();
     g.cut(&w.sub("first"), &[y]);
-    let y = g.linear(&w.linear("down").unwrap(), y).unwrap();
+    let y = g.linear(&w.linear_no_bias("down").unwrap(), y).unwrap();
     let out = g.add(y, skip).unwrap();
     let e = message(g.finish(&[out]));
     assert!(e.contains("cut first: skip [2, 4] f32 crosses it to add"), "{e}");

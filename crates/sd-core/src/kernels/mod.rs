@@ -36,14 +36,14 @@ const MAX_COLUMNS: usize = 32;
 /// The environment variable `SD_CPU`, one of `avx512`, `avx2`, `portable` and `ggml`, chooses for `Auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CpuKernels {
-    /// What `SD_CPU` says, else the best that the machine has.
+    /// What `SD_CPU` says, else AVX-512 or AVX2, else ggml, which has kernels for other machines.
     #[default]
     Auto,
     /// AVX-512F.
     Avx512,
     /// AVX2, FMA and F16C.
     Avx2,
-    /// Any machine.
+    /// Any machine; slower than ggml's where that has kernels of its own.
     Portable,
     /// ggml's own operations.
     Ggml,
@@ -99,7 +99,7 @@ fn automatic() -> Option<&'static Isa> {
                 Err(e) => tracing::warn!("SD_CPU={name} is ignored: {e}"),
             }
         }
-        [CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable].into_iter().find_map(CpuKernels::find)
+        [CpuKernels::Avx512, CpuKernels::Avx2].into_iter().find_map(CpuKernels::find)
     })
 }
 

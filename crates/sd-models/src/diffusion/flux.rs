@@ -259,8 +259,8 @@ fn single_block(g: &Graph, w: &Scope, cfg: &Config, x: Var, cond: &Cond) -> Resu
 /// `[b, t, 3c]` as queries, keys and values `[b, t, h, d]`, the first two normed.
 fn heads(g: &Graph, w: &Scope, cfg: &Config, qkv: Var) -> Result<[Var; 3]> {
     let [q, k, v] = g.chunk(qkv)?;
-    let q = g.rms_norm(&w.norm_with("query_norm", "scale")?, g.split_heads(q, cfg.heads)?, EPS)?;
-    let k = g.rms_norm(&w.norm_with("key_norm", "scale")?, g.split_heads(k, cfg.heads)?, EPS)?;
+    let q = g.rms_norm(&w.norm_no_bias("query_norm", "scale")?, g.split_heads(q, cfg.heads)?, EPS)?;
+    let k = g.rms_norm(&w.norm_no_bias("key_norm", "scale")?, g.split_heads(k, cfg.heads)?, EPS)?;
     Ok([q, k, g.split_heads(v, cfg.heads)?])
 }
 

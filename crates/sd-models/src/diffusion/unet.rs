@@ -230,9 +230,9 @@ fn transformer_layer(g: &Graph, w: &Scope, heads: Heads, x: Var, context: Var) -
 }
 
 fn attend(g: &Graph, w: &Scope, heads: Heads, x: Var, context: Var) -> Result<Var> {
-    let q = g.linear(&w.linear("to_q")?, x)?; // [b, h w, c]
-    let k = g.linear(&w.linear("to_k")?, context)?; // [b, t, c]
-    let v = g.linear(&w.linear("to_v")?, context)?;
+    let q = g.linear(&w.linear_no_bias("to_q")?, x)?; // [b, h w, c]
+    let k = g.linear(&w.linear_no_bias("to_k")?, context)?; // [b, t, c]
+    let v = g.linear(&w.linear_no_bias("to_v")?, context)?;
     let heads = heads.count(g.shape(q).last());
     let (q, k, v) = (g.split_heads(q, heads)?, g.split_heads(k, heads)?, g.split_heads(v, heads)?);
     let y = g.merge_heads(g.attention(q, k, v, AttentionOptions::default())?)?;

@@ -102,7 +102,7 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, wanted: Wanted) -> Re
         tokens = g.layer_norm(&norm, tokens, EPS)?;
     }
     let projected = match wanted.projected {
-        true => Some(g.linear(&root.linear("text_projection")?, g.layer_norm(&norm, x, EPS)?)?),
+        true => Some(g.linear(&root.linear_no_bias("text_projection")?, g.layer_norm(&norm, x, EPS)?)?),
         false => None,
     };
     Ok(States { tokens, projected })

@@ -70,7 +70,7 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, read: Option<Var>) ->
         x = block(g, &w, cfg, x, bias)?;
         g.cut(&w, &[x]);
     }
-    g.rms_norm(&w.norm("final_layer_norm")?, x, EPS)
+    g.rms_norm(&w.norm_no_bias("final_layer_norm", "weight")?, x, EPS)
 }
 
 /// The name of the token table. Some files only have the encoder's copy.
@@ -104,33 +104,33 @@ fn position_bias(g: &Graph, w: &Scope, cfg: &Config, classes: Var, unread: Optio
 
 fn block(g: &Graph, w: &Scope, cfg: &Config, x: Var, bias: Var) -> Result<Var> {
     let attention = w.sub("layer.0");
-    let y = g.rms_norm(&attention.norm("layer_norm")?, x, EPS)?;
+    let y = g.rms_norm(&attention.norm_no_bias("layer_norm", "weight")?, x, EPS)?;
     let x = g.add(x, attend(g, &attention.sub("SelfAttention"), cfg, y, bias)?)?;
     g.label(x, attention.path());
 
     let ff = w.sub("layer.1");
-    let y = g.rms_norm(&ff.norm("layer_norm")?, x, EPS)?;
+    let y = g.rms_norm(&ff.norm_no_bias("layer_norm", "weight")?, x, EPS)?;
     let x = g.add(x, feed_forward(g, &ff.sub("DenseReluDense"), y)?)?;
     g.label(x, w.path());
     Ok(x)
 }
 
 fn attend(g: &Graph, w: &Scope, cfg: &Config, x: Var, bias: Var) -> Result<Var> {
-    let q = g.split_heads(g.linear(&w.linear("q")?, x)?, cfg.heads)?; // [b, t, h, d]
-    let k = g.split_heads(g.linear(&w.linear("k")?, x)?, cfg.heads)?;
-    let v = g.split_heads(g.linear(&w.linear("v")?, x)?, cfg.heads)?;
+    let q = g.split_heads(g.linear(&w.linear_no_bias("q")?, x)?, cfg.heads)?; // [b, t, h, d]
+    let k = g.split_heads(g.linear(&w.linear_no_bias("k")?, x)?, cfg.heads)?;
+    let v = g.split_heads(g.linear(&w.linear_no_bias("v")?, x)?, cfg.heads)?;
     let options = AttentionOptions { scale: Some(1.0), mask: Some(bias), ..AttentionOptions::default() };
     let y = g.merge_heads(g.attention(q, k, v, options)?)?;
-    let y = g.linear(&w.linear("o")?, y)?;
+    let y = g.linear(&w.linear_no_bias("o")?, y)?;
     g.label(y, w.path());
     Ok(y)
 }
 
 fn feed_forward(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
-    let gate = g.gelu_tanh(g.linear(&w.linear("wi_0")?, x)?)?;
-    let y = g.mul(gate, g.linear(&w.linear("wi_1")?, x)?)?;
+    let gate = g.gelu_tanh(g.linear(&w.linear_no_bias("wi_0")?, x)?)?;
+    let y = g.mul(gate, g.linear(&w.linear_no_bias("wi_1")?, x)?)?;
     // In the large models the gated values and their products are beyond f16.
-    let y = g.linear(&w.linear("wo")?.wide(), y)?;
+    let y = g.linear(&w.linear_no_bias("wo")?.wide(), y)?;
     g.label(y, w.path());
     Ok(y)
 }
