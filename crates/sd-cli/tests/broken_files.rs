@@ -139,6 +139,13 @@ fn tensors_that_are_missing_misshapen_or_not_numbers() {
     std::fs::write(folder.join("lacking.safetensors"), parts.to_bytes()).unwrap();
     refuses(&folder, "lacking.safetensors", &[NAME]);
 
+    const BIAS: &str = "model.diffusion_model.out.2.bias";
+    let mut parts = Parts::of_demo();
+    parts.find(BIAS);
+    parts.0.retain(|(name, ..)| name != BIAS);
+    std::fs::write(folder.join("lacking-bias.safetensors"), parts.to_bytes()).unwrap();
+    refuses(&folder, "lacking-bias.safetensors", &[BIAS]);
+
     let mut parts = Parts::of_demo();
     let (_, info, _) = parts.find(NAME);
     // The same number of elements with the axes in another order.
@@ -146,6 +153,13 @@ fn tensors_that_are_missing_misshapen_or_not_numbers() {
     info["shape"] = Value::Array(shape);
     std::fs::write(folder.join("misshapen.safetensors"), parts.to_bytes()).unwrap();
     refuses(&folder, "misshapen.safetensors", &[NAME]);
+
+    let mut parts = Parts::of_demo();
+    let (_, info, _) = parts.find("model.diffusion_model.input_blocks.0.0.weight");
+    let dims: Vec<u64> = info["shape"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap()).collect();
+    info["shape"] = json!([dims[0], dims[1], 1, dims[2] * dims[3]]);
+    std::fs::write(folder.join("kernel.safetensors"), parts.to_bytes()).unwrap();
+    refuses(&folder, "kernel.safetensors", &["diffusion"]);
 
     let mut parts = Parts::of_demo();
     let (_, info, bytes) = parts.find(NAME);

@@ -1,6 +1,6 @@
 //! What a file says of its model beside the weights: marker tensors, metadata, and a folder's configurations.
 
-use sd_core::{Result, WeightSource, convert};
+use sd_core::{Error, Result, WeightSource, convert};
 use sd_io::Checkpoint;
 
 use crate::family::{Noise, Prediction};
@@ -49,7 +49,7 @@ pub(crate) fn noise(file: &Checkpoint) -> Result<Noise> {
     if file.meta("edm_vpred.sigma_max").is_some() {
         let level = |(name, usual): (&str, f64)| {
             let level = scalar(file, name)?.filter(|v| v.is_finite() && *v > 0.0);
-            Ok::<f64, sd_core::Error>(level.unwrap_or(usual))
+            Ok::<f64, Error>(level.unwrap_or(usual))
         };
         let [min, max] = [level(EDM[0])?, level(EDM[1])?];
         let [min, max] = if min < max { [min, max] } else { EDM.map(|e| e.1) };
@@ -74,18 +74,20 @@ fn scalar(file: &Checkpoint, name: &str) -> Result<Option<f64>> {
     Ok(values.first().map(|v| f64::from(*v)))
 }
 
-/// The file's own noise table, if it is one.
+/// The file's own noise table, if it brings one.
 fn alphas_cumprod(file: &Checkpoint) -> Result<Option<Vec<f32>>> {
     const NAME: &str = "alphas_cumprod";
     let Some(meta) = file.meta(NAME) else { return Ok(None) };
     if meta.shape.dims() != [STEPS] {
-        tracing::warn!("{}: {NAME} is {}, so it is not used", file.path().display(), meta.shape);
-        return Ok(None);
+        let what = format!("{NAME} is {}, want [{STEPS}]", meta.shape);
+        return Err(Error::bad_file(file.path(), what));
     }
     let values = convert::to_f32(meta.dtype, &file.bytes(NAME)?, STEPS).map_err(|e| e.context(NAME))?;
-    if values.iter().any(|v| !(*v > 0.0 && *v <= 1.0)) {
-        tracing::warn!("{}: {NAME} leaves (0, 1], so it is not used", file.path().display());
-        return Ok(None);
+    match values.iter().enumerate().find(|(_, v)| !(**v > 0.0 && **v <= 1.0)) {
+        Some((i, v)) => {
+            let what = format!("{NAME}: value {i} is {v}, want it above 0 and at most 1");
+            Err(Error::bad_file(file.path(), what))
+        }
+        None => Ok(Some(values)),
     }
-    Ok(Some(values))
 }

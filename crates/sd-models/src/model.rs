@@ -14,7 +14,7 @@ use crate::diffusion::unet::Inputs;
 use crate::family::{Family, Info, Latent, Noise, Prediction};
 use crate::markers;
 use crate::names::{Part, part_of};
-use crate::report::{Report, hint};
+use crate::report::{Report, explain};
 use crate::text::windows::CONTEXT;
 use crate::vae::kl;
 
@@ -57,15 +57,16 @@ impl Model {
         let part = |part: Part| parts.get(&part).ok_or_else(|| missing_part(main, part));
 
         let diffusion = part(Part::Diffusion)?;
-        let network = Network::detect(recipe.network, diffusion.scope()).map_err(|e| hint(e, diffusion))?;
+        let network = Network::detect(recipe.network, diffusion.scope()).map_err(|e| explain(e, diffusion))?;
         let encoder = |recipe: &'static ClipRecipe| {
             let component = part(recipe.part)?;
-            Encoder::detect(recipe, component).map_err(|e| hint(e, component))
+            Encoder::detect(recipe, component).map_err(|e| explain(e, component))
         };
         let encoders = recipe.encoders.iter().map(encoder).collect::<Result<Vec<_>>>()?;
         let vae = part(Part::Autoencoder)?;
-        let kl = kl::Config::detect(vae.scope()).map_err(|e| hint(e, vae))?;
-        fit(&network, conditioning::widths(&encoders, recipe.vector), &kl)?;
+        let kl = kl::Config::detect(vae.scope()).map_err(|e| explain(e, vae))?;
+        fit(&network, conditioning::widths(&encoders, recipe.vector), &kl)
+            .map_err(|e| e.context(main.path().display().to_string()))?;
 
         let [scale, shift] = recipe.latent;
         let latent = Latent { channels: kl.latent, compression: kl.compression(), scale, shift };
@@ -119,11 +120,11 @@ impl Model {
     pub fn dry_run(&self) -> Result<Report> {
         let check = |part: Part, program: Result<Program>| -> Result<()> {
             let component = self.component(part)?;
-            program.map(|_| ()).map_err(|e| hint(e, component))
+            program.map(|_| ()).map_err(|e| explain(e, component))
         };
         for e in &self.encoders {
             let component = self.component(e.part())?;
-            e.dry_run(component, self.info.defaults.clip_skip).map_err(|e| hint(e, component))?;
+            e.dry_run(component, self.info.defaults.clip_skip).map_err(|e| explain(e, component))?;
         }
         let small = self.network.multiple();
         check(Part::Diffusion, self.diffusion_program(1, small, small, CONTEXT))?;
@@ -313,7 +314,8 @@ fn fit(network: &Network, given: (usize, Option<usize>), kl: &kl::Config) -> Res
     let [reads, predicts] = network.channels();
     if kl.latent != reads || kl.latent != predicts {
         return wrong(format!(
-            "the VAE's latents have {} channels, the diffusion network reads {reads} and predicts {predicts}",
+            "the VAE's latents have {} channels, the diffusion network reads {reads} (input_blocks.0.0.weight) and \
+             predicts {predicts} (out.2.weight)",
             kl.latent
         ));
     }

@@ -10,6 +10,8 @@ use sd_io::Checkpoint;
 use crate::component::Component;
 use crate::names::{Part, is_ignored};
 
+/// How many unread names a search for similar ones looks at: a file may hold a million.
+const LIKELY: usize = 10_000;
 /// Bytes of a name that a search for similar ones looks at.
 const LONGEST_NAME: usize = 256;
 
@@ -82,11 +84,21 @@ fn unused(parts: &[&Component], files: &[Arc<Checkpoint>]) -> Vec<Unused> {
     out.into_values().collect()
 }
 
-/// Adds the most similar name that nothing reads to the error of a missing tensor.
-pub(crate) fn hint(e: Error, c: &Component) -> Error {
-    let Kind::MissingTensor { name, .. } = e.kind() else { return e };
+/// Adds to the error of building a part what the graph does not know: the most similar name that nothing reads where
+/// a tensor is missing, and the part with its file where shapes do not fit.
+pub(crate) fn explain(e: Error, c: &Component) -> Error {
+    let name = match e.kind() {
+        Kind::MissingTensor { name, .. } => name,
+        Kind::Shape(what) => {
+            let scope = c.scope();
+            let first = scope.source().names().first().map(|n| scope.source().origin(n).file).unwrap_or_default();
+            let known = what.contains(&first);
+            return if known { e } else { e.context(format!("{first}: {}", c.part().name())) };
+        }
+        _ => return e,
+    };
     let unused = c.scope().unused();
-    let names = unused.iter().flat_map(|n| c.file_names(n)).map(String::as_str);
+    let names = unused.iter().take(LIKELY).flat_map(|n| c.file_names(n)).map(String::as_str);
     let limit = 2.max(name.len() / 6);
     let near = names.map(|n| (distance(n, name), n)).filter(|(d, _)| *d <= limit).min();
     let Some(near) = near.map(|(_, n)| format!("the file has {n}, which nothing reads")) else { return e };

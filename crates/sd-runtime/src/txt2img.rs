@@ -154,7 +154,8 @@ fn denoise(
             let input = Tensor::f32(&dims, scalings.input(x))?;
             let all: Vec<&Conditioning> = std::iter::once(&conditions.cond).chain(&conditions.uncond).collect();
             let mut out = net.predict(&input, table.timestep(sigma), &all, watch.cancel)?.into_iter();
-            let (cond, uncond) = (out.next().unwrap_or(input), out.next());
+            let cond = out.next().ok_or_else(|| Error::internal("the network predicted nothing"))?;
+            let uncond = out.next();
             let guided =
                 classifier_free(cond.into_values(), uncond.as_ref().map(Tensor::values), f64::from(p.cfg_scale));
             Ok(scalings.denoised(x, &guided))

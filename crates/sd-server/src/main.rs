@@ -65,8 +65,9 @@ async fn serve(args: &Args) -> Result<()> {
     let address = (args.listen_ip, args.listen_port);
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.with_context(|| format!("listen on {}:{}", args.listen_ip, args.listen_port))?;
+    let stop = stop_signal()?;
     info!("listening on: http://{}", listener.local_addr().context("listen")?);
-    axum::serve(listener, routes()).with_graceful_shutdown(stop_signal()).await.context("serve")?;
+    axum::serve(listener, routes()).with_graceful_shutdown(stop).await.context("serve")?;
     info!("stopped");
     Ok(())
 }
@@ -83,29 +84,28 @@ async fn not_found() -> (StatusCode, Json<Value>) {
     (StatusCode::NOT_FOUND, Json(json!({"error": "not found"})))
 }
 
-/// Ctrl-C, or on Unix the signal with which a service manager ends a program.
-async fn stop_signal() {
-    let interrupt = async {
+/// Ctrl-C, or on Unix the signal with which a service manager ends a program. Both are caught from the call on, not
+/// only once the result is awaited.
+#[cfg(unix)]
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
+    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+/// Ctrl-C.
+#[cfg(not(unix))]
+fn stop_signal() -> Result<impl Future<Output = ()>> {
+    Ok(async {
         if let Err(e) = tokio::signal::ctrl_c().await {
             error!("cannot wait for Ctrl-C: {e}");
             std::future::pending::<()>().await;
         }
-    };
-    #[cfg(unix)]
-    let terminate = async {
-        use tokio::signal::unix::{SignalKind, signal};
-        match signal(SignalKind::terminate()) {
-            Ok(mut signal) => _ = signal.recv().await,
-            Err(e) => {
-                error!("cannot wait for SIGTERM: {e}");
-                std::future::pending::<()>().await;
-            }
-        }
-    };
-    #[cfg(not(unix))]
-    let terminate = std::future::pending::<()>();
-    tokio::select! {
-        () = interrupt => {}
-        () = terminate => {}
-    }
+    })
 }

@@ -160,8 +160,8 @@ pub(super) fn join(ctx: &mut Context, mut parts: Vec<Id>, dim: usize) -> Result<
         sizes[dim] += ctx.ne(p)?[dim];
     }
     let bytes = sizes.iter().product::<usize>().saturating_mul(4);
-    // Writing into place needs one copy; ggml keeps strides in 31 bits.
-    if parts.len() > 2 && bytes < i32::MAX as usize {
+    // Writing into place needs one copy; ggml takes offsets below 2^30.
+    if parts.len() > 2 && bytes <= 1 << 30 {
         let mut whole = ctx.leaf(crate::DType::F32, sizes)?;
         let stride = ctx.nb(whole)?[dim];
         let mut at = 0;

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -188,15 +189,17 @@ fn a_file_can_bring_its_noise_table() {
         let path = dir.join("m.safetensors");
         write_safetensors(&path, &[], &specs(&shapes), bytes).unwrap();
         let file = Arc::new(Checkpoint::open(&path).unwrap());
-        Model::open(&Files { model: Some(file), ..Files::default() }).unwrap()
+        Model::open(&Files { model: Some(file), ..Files::default() })
     };
     // 0.5, 2 and not-a-number as f16.
-    let model = open(0x3800);
+    let model = open(0x3800).unwrap();
     assert_eq!(model.info().noise, Noise::AlphasCumprod(vec![0.5; 1000]));
     assert_eq!(model.info().prediction, Some(Prediction::V));
     assert_eq!(model.dry_run().unwrap().unused, []);
-    assert_eq!(open(0x4000).info().noise, Noise::ScaledLinear);
-    assert_eq!(open(0x7e00).info().noise, Noise::ScaledLinear);
+    for (value, shown) in [(0x4000, "value 0 is 2"), (0x7e00, "value 0 is NaN")] {
+        let e = open(value).err().unwrap().to_string();
+        assert!(e.contains("m.safetensors: alphas_cumprod") && e.contains(shown), "{e}");
+    }
 }
 
 #[test]
@@ -360,8 +363,19 @@ fn hollow(path: &Path, tensors: &[(String, Vec<usize>)]) {
     let header = serde_json::to_vec(&header).unwrap();
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header].concat()).unwrap();
-    let file = fs::File::options().write(true).open(path).unwrap();
+    let mut file = fs::File::options().write(true).open(path).unwrap();
     file.set_len((8 + header.len() + end) as u64).unwrap();
+    // A noise table is read when a model is opened, and zero is no level.
+    let mut at = 8 + header.len();
+    for (name, shape) in tensors {
+        let count = shape.iter().product::<usize>();
+        if name == "alphas_cumprod" {
+            let half = 0x3800u16.to_le_bytes().repeat(count);
+            file.seek(SeekFrom::Start(at as u64)).unwrap();
+            file.write_all(&half).unwrap();
+        }
+        at += 2 * count;
+    }
 }
 
 #[test]
