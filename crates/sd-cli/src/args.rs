@@ -241,16 +241,10 @@ fn log_level(text: &str) -> Result<LevelFilter, String> {
     }
 }
 
-/// A type that matrices of weights can have in memory: no integers, no types that only files use, and not the two in
-/// which ggml keeps activations.
+/// A type that weights can be converted to.
 fn weight_type(text: &str) -> Result<DType, String> {
-    let usable = |d: &DType| match d {
-        DType::F32 | DType::F16 | DType::BF16 => true,
-        DType::Q8_1 | DType::Q8K => false,
-        other => other.is_quantised(),
-    };
-    DType::parse(text).filter(usable).ok_or_else(|| {
-        let names: Vec<&str> = DType::all().filter(usable).map(DType::name).collect();
+    DType::parse(text).filter(|d| d.is_weight_type()).ok_or_else(|| {
+        let names: Vec<&str> = DType::all().filter(|d| d.is_weight_type()).map(DType::name).collect();
         format!("want one of {}", names.join(", "))
     })
 }

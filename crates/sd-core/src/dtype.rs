@@ -146,6 +146,16 @@ impl DType {
         !matches!(self, U8 | I8 | I16 | I32 | I64 | Bool)
     }
 
+    /// Whether matrices of weights can be converted to this type: not integers, not the types that only files use, and
+    /// not the two in which ggml keeps activations.
+    pub fn is_weight_type(self) -> bool {
+        match self {
+            F32 | F16 | BF16 => true,
+            Q8_1 | Q8K => false,
+            other => other.is_quantised(),
+        }
+    }
+
     /// Bytes that `elements` take, in rows of `row` elements; `None` when a row is not whole blocks or the
     /// product does not fit.
     pub fn bytes(self, elements: usize, row: usize) -> Option<usize> {

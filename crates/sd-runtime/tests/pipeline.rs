@@ -215,6 +215,10 @@ fn what_cannot_be_loaded_says_why() {
     assert!(e(Engine::builder()).contains("model"));
     assert!(e(Engine::builder().model("no/such.safetensors")).contains("no/such.safetensors"));
     let device = e(builder().device("no-such-device"));
+    for dtype in [DType::I32, DType::Q8_1, DType::F8E4M3] {
+        let message = e(builder().weight_type(dtype));
+        assert!(message.contains("weight_type") && message.contains(dtype.name()), "{message}");
+    }
     assert!(device.contains("no-such-device"), "{device}");
     let folder = e(builder().vae(env!("CARGO_TARGET_TMPDIR")));
     assert!(folder.contains("tmp"), "{folder}");

@@ -116,8 +116,11 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// A file cannot be read or is malformed, the family is unknown, a tensor is missing or misshapen, the device
-    /// does not exist.
+    /// does not exist, weights cannot have the chosen type.
     pub fn build(self) -> Result<Engine> {
+        if let Some(dtype) = self.options.weight_type.filter(|d| !d.is_weight_type()) {
+            return Err(Error::request(format!("weight_type: weights cannot be converted to {dtype}")));
+        }
         let diffusion = self.parts.get(&Part::Diffusion).map(|p| stem(p));
         let name = self.model.as_ref().map(ModelFile::name).or(diffusion).unwrap_or_default();
         let open = |(part, path): (&Part, &PathBuf)| Ok((*part, Arc::new(Checkpoint::open(path)?)));
