@@ -32,6 +32,6 @@ pub use parameters::Parameters;
 pub use request::{Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_SIDE, MAX_STEPS};
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Noise, Sampler, SamplerKind};
-pub use schedule::{SchedulerKind, SigmaTable, TIMESTEPS};
+pub use schedule::{ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, flux_shift, shifted};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Result, Tensor};

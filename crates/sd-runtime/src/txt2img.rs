@@ -10,7 +10,7 @@ use crate::picture;
 use crate::request::{GeneratedImage, Resolved};
 use crate::rng::Rng;
 use crate::sampler::Sampler;
-use crate::schedule::SigmaTable;
+use crate::schedule::{ScheduleInput, SigmaTable};
 
 /// The networks of a model, as the loop sees them.
 pub(crate) trait Networks {
@@ -135,15 +135,15 @@ fn denoise(
     let stage = Stage::Denoise;
     let Latents { prediction, table, .. } = net.latents().clone();
     let steps = p.steps as usize;
-    let sigmas = p.scheduler.sigmas(&table, steps);
+    let sigmas = p.scheduler.sigmas(&ScheduleInput::new(&table, steps));
     tracing::debug!(seed = p.seed, ?sigmas, "denoising");
     let mut rng = Rng::new(p.rng, p.seed as u64);
     let mut sampler_rng = p.sampler_rng.map(|kind| Rng::new(kind, p.seed as u64));
 
     let dims = size.latent();
     let first = sigmas.first().copied().unwrap_or(0.0);
-    let mut x = Tensor::f32(&dims, rng.randn(dims.iter().product()))?;
-    x.values_mut().iter_mut().for_each(|v| *v = (f64::from(*v) * first) as f32);
+    let noise = rng.randn(dims.iter().product());
+    let mut x = Tensor::f32(&dims, prediction.noised(&vec![0.0; noise.len()], &noise, first))?;
     let mut sampler = Sampler::new(p.sampler, f64::from(p.eta));
     place.report(watch, stage, 0, steps);
     for (step, level) in (1..).zip(sigmas.windows(2)) {

@@ -5,7 +5,9 @@
 
 mod support;
 
-use sd_runtime::{Prediction, Rng, RngKind, Sampler, SamplerKind, SchedulerKind, SigmaTable};
+use sd_runtime::{
+    Prediction, Rng, RngKind, Sampler, SamplerKind, ScheduleInput, SchedulerKind, SigmaTable, flux_shift, shifted,
+};
 use support::{Fixture, json};
 
 /// Both slices agree within `abs`; a failure names the first place where they do not.
@@ -93,7 +95,7 @@ fn schedules_are_k_diffusions() {
             continue;
         }
         let want: Vec<f64> = list(&schedule["sigmas"]).iter().map(number).collect();
-        let got = name.parse::<SchedulerKind>().unwrap().sigmas(&table, want.len() - 1);
+        let got = name.parse::<SchedulerKind>().unwrap().sigmas(&ScheduleInput::new(&table, want.len() - 1));
         assert_eq!(got.len(), want.len());
         got.iter().zip(&want).for_each(|(g, w)| close(name, *g, *w));
         compared += 1;
@@ -124,10 +126,52 @@ fn sdxls_other_noise_levels_are_diffusers() {
     }
     for row in list("edm_v_exponential") {
         let want: Vec<f64> = row["sigmas"].as_array().unwrap().iter().map(number).collect();
-        let got = SchedulerKind::Exponential.sigmas(&continuous, want.len() - 1);
+        let got = SchedulerKind::Exponential.sigmas(&ScheduleInput::new(&continuous, want.len() - 1));
         assert_eq!(got.len(), want.len());
         got.iter().zip(&want).for_each(|(g, w)| close("exponential", *g, *w));
     }
+}
+
+/// diffusers keeps these levels in f32.
+const F32_LEVEL: f64 = 2e-7;
+
+#[test]
+fn flows_levels_are_diffusers() {
+    let json = json("schedules_flux.json");
+    let list = |key: &str| json[key].as_array().unwrap().clone();
+    let numbers = |v: &serde_json::Value| v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+    let compare = |what: &str, got: &[f64], want: &serde_json::Value| {
+        let want: Vec<f64> = numbers(want);
+        assert_eq!(got.len(), want.len(), "{what}");
+        got.iter().zip(&want).for_each(|(g, w)| assert!((g - w).abs() < F32_LEVEL, "{what}: {g}, want {w}"));
+    };
+    let (mut shifts, mut seen) = (Vec::new(), 0);
+    for row in list("dev") {
+        let [tokens, steps] = ["tokens", "steps"].map(|k| row[k].as_u64().unwrap() as usize);
+        close("mu", flux_shift(tokens).ln(), row["mu"].as_f64().unwrap());
+        let table = SigmaTable::flow(1.0, 1.0);
+        let input = ScheduleInput { tokens, ..ScheduleInput::new(&table, steps) };
+        compare("flux", &SchedulerKind::Flux.sigmas(&input), &row["sigmas"]);
+        seen += 1;
+    }
+    for row in list("constant") {
+        let (shift, steps) = (row["shift"].as_f64().unwrap(), row["steps"].as_u64().unwrap() as usize);
+        let table = SigmaTable::flow(shift, 1000.0);
+        assert!((table.timestep(0.25) - 250.0).abs() < 1e-9 && table.max() == 1.0);
+        let got = SchedulerKind::Simple.sigmas(&ScheduleInput::new(&table, steps));
+        // Levels are picked from a table of 1000, so only divisors of 1000 land on even shares.
+        if 1000 % steps == 0 {
+            compare("simple", &got, &row["sigmas"]);
+            shifts.push(shift);
+        }
+    }
+    for row in list("shift") {
+        let mu = row["mu"].as_f64().unwrap();
+        let got: Vec<f64> = numbers(&row["u"]);
+        let got: Vec<f64> = got.into_iter().map(|u| shifted(mu.exp(), u)).collect();
+        compare("shift", &got, &row["sigma"]);
+    }
+    assert!(seen == 24 && shifts.len() == 6, "{seen} {}", shifts.len());
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl EngineBuilder {
         };
         let mut model = Model::open(&files)?;
         if let Some(prediction) = self.options.prediction {
-            model.set_prediction(networks::to_model(prediction));
+            model.set_prediction(networks::to_model(prediction)?);
         }
         let report = model.dry_run()?;
         let device = Device::find(&self.device)?;

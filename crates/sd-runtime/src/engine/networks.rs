@@ -224,10 +224,11 @@ fn broken_weight(source: &dyn WeightSource) -> Option<String> {
 }
 
 /// The model's name for a prediction.
-pub(super) fn to_model(prediction: Prediction) -> sd_models::Prediction {
+pub(super) fn to_model(prediction: Prediction) -> Result<sd_models::Prediction> {
     match prediction {
-        Prediction::Eps => sd_models::Prediction::Epsilon,
-        Prediction::V => sd_models::Prediction::V,
+        Prediction::Eps => Ok(sd_models::Prediction::Epsilon),
+        Prediction::V => Ok(sd_models::Prediction::V),
+        Prediction::Flow => Err(Error::request("prediction: no model of this kind predicts the velocity of a flow")),
     }
 }
 

@@ -10,9 +10,11 @@ pub enum Prediction {
     Eps,
     /// The velocity (Salimans and Ho 2022).
     V,
+    /// The velocity of a rectified flow, noise minus picture (Liu et al. 2022).
+    Flow,
 }
 
-named!(Prediction, "prediction", [("eps", Prediction::Eps), ("v", Prediction::V)]);
+named!(Prediction, "prediction", [("eps", Prediction::Eps), ("v", Prediction::V), ("flow", Prediction::Flow)]);
 
 /// `D = c_skip * x + c_out * F(c_in * x)` at one noise level.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,14 +28,24 @@ pub struct Scalings {
 }
 
 impl Prediction {
-    /// The scalings at noise level `sigma`, for latents `x = x0 + sigma * noise`.
+    /// The scalings at noise level `sigma`, for latents as [`Prediction::noised`] makes them.
     pub fn scalings(self, sigma: f64) -> Scalings {
         let variance = sigma * sigma + 1.0;
         let c_in = 1.0 / variance.sqrt();
         match self {
             Prediction::Eps => Scalings { c_skip: 1.0, c_out: -sigma, c_in },
             Prediction::V => Scalings { c_skip: 1.0 / variance, c_out: -sigma * c_in, c_in },
+            Prediction::Flow => Scalings { c_skip: 1.0, c_out: -sigma, c_in: 1.0 },
         }
+    }
+
+    /// The clean latent `x0` with noise of level `sigma`: `x0 + sigma noise`, in a flow `(1 - sigma) x0 + sigma noise`.
+    pub fn noised(self, x0: &[f32], noise: &[f32], sigma: f64) -> Vec<f32> {
+        let clean = match self {
+            Prediction::Eps | Prediction::V => 1.0,
+            Prediction::Flow => 1.0 - sigma,
+        };
+        x0.iter().zip(noise).map(|(x, n)| (clean * f64::from(*x) + sigma * f64::from(*n)) as f32).collect()
     }
 }
 
@@ -65,15 +77,16 @@ pub fn classifier_free(cond: Vec<f32>, uncond: Option<&[f32]>, scale: f64) -> Ve
 mod tests {
     use super::*;
 
-    /// A network that is right gives the clean latent back: x = x0 + sigma n, eps predicts n,
-    /// v predicts alpha n - sigma' x0 in the variance-preserving frame.
+    /// A network that is right gives the clean latent back: eps predicts n, v predicts alpha n - sigma' x0 in the
+    /// variance-preserving frame, a flow n - x0.
     #[test]
     fn a_right_prediction_denoises_exactly() {
         let (x0, n) = (0.7, -1.3);
         for sigma in [0.03, 1.0, 14.6] {
-            let x = [(x0 + sigma * n) as f32];
             let alpha = 1.0 / (sigma * sigma + 1.0f64).sqrt();
-            for (kind, f) in [(Prediction::Eps, n), (Prediction::V, alpha * n - sigma * alpha * x0)] {
+            let v = alpha * n - sigma * alpha * x0;
+            for (kind, f) in [(Prediction::Eps, n), (Prediction::V, v), (Prediction::Flow, n - x0)] {
+                let x = kind.noised(&[x0 as f32], &[n as f32], sigma);
                 let d = kind.scalings(sigma).denoised(&x, &[f as f32])[0];
                 assert!((f64::from(d) - x0).abs() < 1e-5, "{kind} at {sigma}: {d}");
             }

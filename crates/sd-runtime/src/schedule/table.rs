@@ -1,65 +1,10 @@
-//! Noise levels: the table a diffusion model was trained on, and the schedules that pick from it.
+//! The noise levels that a model was trained on.
 
 use sd_core::{Error, Result};
 
-use crate::names::named;
-
-/// How the noise levels of a run are chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SchedulerKind {
-    /// Evenly spaced timesteps, from the last to the first.
-    Discrete,
-    /// Karras et al. 2022, equation 5, with rho 7.
-    Karras,
-    /// Evenly spaced logarithms of the noise level.
-    Exponential,
-}
-
-named!(
-    SchedulerKind,
-    "scheduler",
-    [
-        ("discrete", SchedulerKind::Discrete),
-        ("normal", SchedulerKind::Discrete),
-        ("karras", SchedulerKind::Karras),
-        ("exponential", SchedulerKind::Exponential),
-    ]
-);
-
-impl SchedulerKind {
-    /// The name web UIs know it by.
-    pub fn label(self) -> &'static str {
-        match self {
-            SchedulerKind::Discrete => "Normal",
-            SchedulerKind::Karras => "Karras",
-            SchedulerKind::Exponential => "Exponential",
-        }
-    }
-
-    /// The `steps + 1` noise levels of a run, falling, the last 0.
-    pub fn sigmas(self, table: &SigmaTable, steps: usize) -> Vec<f64> {
-        // The first level alone when there is one step.
-        let part = |i: usize| if steps > 1 { i as f64 / (steps - 1) as f64 } else { 0.0 };
-        let mut sigmas: Vec<f64> = match self {
-            SchedulerKind::Discrete => (0..steps).map(|i| table.sigma(LAST * (1.0 - part(i)))).collect(),
-            SchedulerKind::Karras => {
-                let root = |sigma: f64| sigma.powf(1.0 / 7.0);
-                let (high, low) = (root(table.max()), root(table.min()));
-                (0..steps).map(|i| (high + part(i) * (low - high)).powi(7)).collect()
-            }
-            SchedulerKind::Exponential => {
-                let (high, low) = (table.max().ln(), table.min().ln());
-                (0..steps).map(|i| (high + part(i) * (low - high)).exp()).collect()
-            }
-        };
-        sigmas.push(0.0);
-        sigmas
-    }
-}
-
 /// The number of training timesteps.
 pub const TIMESTEPS: usize = 1000;
-const LAST: f64 = (TIMESTEPS - 1) as f64;
+pub(super) const LAST: f64 = (TIMESTEPS - 1) as f64;
 /// The smallest noise level of a table; a stored one may claim no noise at all at its first timestep.
 const LEAST_SIGMA: f64 = 1e-6;
 
@@ -75,6 +20,8 @@ enum Levels {
     Table(Vec<f64>),
     /// The logarithms of the least and the largest. The timestep of a level is a quarter of its logarithm.
     Continuous([f64; 2]),
+    /// Rectified flow: the level is the share of noise, evenly spaced and shifted; the timestep is a multiple of it.
+    Flow { shift: f64, time_scale: f64 },
 }
 
 impl SigmaTable {
@@ -96,6 +43,18 @@ impl SigmaTable {
     /// Every level from `min` to `max`, both above 0 (Karras et al. 2022).
     pub fn continuous(min: f64, max: f64) -> SigmaTable {
         SigmaTable { levels: Levels::Continuous([min.ln(), max.ln()]) }
+    }
+
+    /// The levels of a rectified flow, from just above 0 to 1: the share of noise `(t + 1) / TIMESTEPS`, shifted (see
+    /// [`shifted`]). `time_scale` times a level is what the network is told: 1000 for SD3 and its kin, 1 for Flux, whose
+    /// network multiplies by 1000 itself (Esser et al. 2024, section 5.3.2).
+    pub fn flow(shift: f64, time_scale: f64) -> SigmaTable {
+        SigmaTable { levels: Levels::Flow { shift, time_scale } }
+    }
+
+    /// Whether levels are shares of noise, from 0 to 1.
+    pub fn is_flow(&self) -> bool {
+        matches!(self.levels, Levels::Flow { .. })
     }
 
     /// A table stored in a checkpoint.
@@ -141,11 +100,12 @@ impl SigmaTable {
                 (a + (b - a) * (t - low as f64)).exp()
             }
             Levels::Continuous([min, max]) => (min + (max - min) * t / LAST).exp(),
+            Levels::Flow { shift, .. } => shifted(*shift, (t + 1.0) / TIMESTEPS as f64),
         }
     }
 
     /// What the network is told of a noise level: its place in the table, the inverse of [`SigmaTable::sigma`] and held
-    /// to the table, or a quarter of its logarithm where levels are continuous.
+    /// to the table; a quarter of its logarithm where levels are continuous; a multiple of it in a flow.
     pub fn timestep(&self, sigma: f64) -> f64 {
         let x = sigma.ln();
         match &self.levels {
@@ -156,8 +116,27 @@ impl SigmaTable {
                 low as f64 + part
             }
             Levels::Continuous([min, max]) => x.clamp(*min, *max) / 4.0,
+            Levels::Flow { time_scale, .. } => sigma * time_scale,
         }
     }
+}
+
+/// A level `u` of a rectified flow after a shift that gives more of the run to noise: `s u / (1 + (s - 1) u)` (Esser
+/// et al. 2024, equation 23). A shift by `mu` in the exponent, `e^mu / (e^mu + 1/u - 1)`, is one of `s = e^mu`.
+pub fn shifted(shift: f64, u: f64) -> f64 {
+    shift * u / (1.0 + (shift - 1.0) * u)
+}
+
+/// The shift `e^mu` that Flux.1 dev uses for a picture of that many tokens, one for each 16x16 pixels: `mu` is linear,
+/// 0.5 at 256 and 1.15 at 4096 (Black Forest Labs' `get_schedule`).
+pub fn flux_shift(tokens: usize) -> f64 {
+    linear_mu(tokens, [256.0, 4096.0], [0.5, 1.15]).exp()
+}
+
+/// The line through two points, at `tokens`.
+pub(super) fn linear_mu(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
+    let slope = (y2 - y1) / (x2 - x1);
+    slope * tokens as f64 + y1 - slope * x1
 }
 
 fn pair(logs: &[f64], low: usize) -> (f64, f64) {
@@ -202,17 +181,12 @@ mod tests {
     }
 
     #[test]
-    fn edges() {
-        let table = SigmaTable::scaled_linear();
-        for kind in [SchedulerKind::Discrete, SchedulerKind::Karras] {
-            assert_eq!(kind.sigmas(&table, 0), [0.0]);
-            let one = kind.sigmas(&table, 1);
-            assert!(one.len() == 2 && (one[0] - table.max()).abs() < 1e-9 && one[1] == 0.0);
-            let many = kind.sigmas(&table, 1500);
-            assert!(many.len() == 1501 && many.windows(2).all(|w| w[0] > w[1]));
-            let ends = kind.sigmas(&table, 2);
-            assert!((ends[0] - table.max()).abs() < 1e-9 && (ends[1] - table.min()).abs() < 1e-9);
+    fn a_shift_in_the_exponent_is_a_factor() {
+        for (mu, u) in [(0.5f64, 0.25), (1.15, 0.75), (1.8, 0.001)] {
+            let want = mu.exp() / (mu.exp() + 1.0 / u - 1.0);
+            assert!((shifted(mu.exp(), u) - want).abs() < 1e-12);
         }
+        assert!((flux_shift(4096).ln() - 1.15).abs() < 1e-12 && (flux_shift(256).ln() - 0.5).abs() < 1e-12);
     }
 
     #[test]
