@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use sd_core::{CancelToken, DType, Device, Program, Runner, RunnerOptions, Tensor, TypePolicy, WeightSource};
 use sd_io::Checkpoint;
-use sd_models::{Component, Files, Model, Part};
+use sd_models::{Component, Evaluation, Files, Model, Part};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,6 +42,10 @@ fn run(runner: &mut Runner, program: &Program, inputs: &[(&str, &Tensor)]) -> Re
     outputs.into_iter().next().context("the program has no output")
 }
 
+fn evaluation(batch: usize, size: [usize; 2]) -> Evaluation {
+    Evaluation { batch, size, tokens: TOKENS, ..Evaluation::default() }
+}
+
 /// Times `runs` evaluations of the diffusion network with guidance (a batch of two) and of the decoder, for pictures
 /// of `side` x `side` pixels, and returns a report. One run more goes before, which loads weights.
 ///
@@ -59,12 +63,12 @@ pub fn bench(path: &Path, setup: &Setup, side: usize, runs: usize) -> Result<Str
     let context = run(&mut runner, &text, &[("ids", &ids)])?;
     drop(runner);
 
-    let unet = model.diffusion_program(2, h, w, TOKENS)?;
+    let unet = model.diffusion_program(&evaluation(2, [h, w]))?;
     let (x, timesteps) = (latent(2)?, Tensor::f32(&[2], vec![500.0; 2])?);
     let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
     let step = median(&mut setup.runner(model.component(Part::Diffusion)?)?, &unet, &inputs, runs)?;
 
-    let decoder = model.decode_program(1, h, w)?;
+    let decoder = model.decode_program(1, h, w, [false; 2])?;
     let decode = median(
         &mut setup.runner(model.component(Part::Autoencoder)?)?,
         &decoder,
@@ -124,13 +128,13 @@ pub fn compare(path: &Path, reference: &Path, setup: &Setup) -> Result<Vec<Strin
     let (x, context) = (floats(&reference, "input.sample")?, floats(&reference, "input.context")?);
     let timesteps = floats(&reference, "input.timestep")?;
     let [batch, _, h, w] = dims(&x)?;
-    let unet = model.diffusion_program(batch, h, w, TOKENS)?;
+    let unet = model.diffusion_program(&evaluation(batch, [h, w]))?;
     let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
     let sample = run(&mut setup.runner(model.component(Part::Diffusion)?)?, &unet, &inputs)?;
 
     let latent = floats(&reference, "input.latent")?;
     let [batch, _, h, w] = dims(&latent)?;
-    let decoder = model.decode_program(batch, h, w)?;
+    let decoder = model.decode_program(batch, h, w, [false; 2])?;
     let image = run(&mut setup.runner(model.component(Part::Autoencoder)?)?, &decoder, &[("latent", &latent)])?;
 
     let mut lines = Vec::new();

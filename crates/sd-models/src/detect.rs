@@ -83,7 +83,7 @@ pub(crate) fn detect(file: &dyn WeightSource) -> Kind {
         names.iter().find(found).and_then(|n| file.meta(n)).map(|m| m.shape)
     };
     let vector = shape(&["label_emb.0.0.weight", "add_embedding.linear_1.weight"]);
-    let family = if let Some(vector) = vector {
+    Kind::Runs(if let Some(vector) = vector {
         // The refiner's vector holds five numbers as 256 values each beside its one encoder's pooled state.
         let context = shape(&["attn2.to_k.weight"]);
         if context.is_some_and(|context| context.last() + 5 * 256 == vector.last()) {
@@ -94,13 +94,7 @@ pub(crate) fn detect(file: &dyn WeightSource) -> Kind {
         Family::Sd2
     } else {
         Family::Sd1
-    };
-    let first = shape(&["input_blocks.0.0.weight", "conv_in.weight"]).and_then(|s| s.dims().get(1).copied());
-    match first {
-        Some(9) => Kind::Known("an inpainting model"),
-        Some(8) => Kind::Known("an InstructPix2Pix model"),
-        _ => Kind::Runs(family),
-    }
+    })
 }
 
 /// Whether the key stands at the start of `name` or after a dot.
@@ -167,14 +161,6 @@ mod tests {
         assert_eq!(net(&[(linear, &[64, 64, 1, 1])]), Kind::Runs(Family::Sd1));
         let text = "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight";
         assert_eq!(net(&[(linear, &[64, 64]), (text, &[9, 64])]), Kind::Runs(Family::Sd1));
-        assert_eq!(
-            net(&[("model.diffusion_model.input_blocks.0.0.weight", &[32, 9, 3, 3])]),
-            Kind::Known("an inpainting model")
-        );
-        assert_eq!(
-            net(&[("model.diffusion_model.input_blocks.0.0.weight", &[32, 8, 3, 3])]),
-            Kind::Known("an InstructPix2Pix model")
-        );
         let folder: &[(&str, &[usize])] = &[
             ("unet.conv_in.weight", &[32, 4, 3, 3]),
             ("unet.down_blocks.0.resnets.0.time_emb_proj.weight", &[32, 32]),

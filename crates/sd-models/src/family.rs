@@ -1,11 +1,11 @@
 //! The registry of families: what each of them is made of and how it is run. A new family is a row here, one in
 //! `detect`, a model file, a table of names and an oracle script.
 
-use sd_core::Tensor;
+use sd_core::{Result, Scope, Tensor};
 
 use crate::conditioning::{ClipRecipe, Vector};
-use crate::diffusion::Architecture;
-use crate::diffusion::unet::Heads;
+use crate::diffusion::Network;
+use crate::diffusion::unet::{self, Heads};
 use crate::names::Part;
 use crate::text::clip::Activation;
 use crate::text::tokenizer::ClipTokenizer;
@@ -25,7 +25,8 @@ pub enum Family {
 #[derive(Debug)]
 pub(crate) struct Recipe {
     pub(crate) name: &'static str,
-    pub(crate) network: Architecture,
+    /// Reads the sizes of the network off its weights.
+    pub(crate) network: fn(&Scope) -> Result<Box<dyn Network>>,
     /// The text encoders. The channels of their states stand side by side in the context.
     pub(crate) encoders: &'static [ClipRecipe],
     pub(crate) vector: Vector,
@@ -42,7 +43,7 @@ pub(crate) struct Recipe {
 
 const SD1: Recipe = Recipe {
     name: "SD 1.x",
-    network: Architecture::Unet(Heads::Count(8)),
+    network: |w| boxed(unet::Config::detect(w, Heads::Count(8))),
     encoders: &[ClipRecipe {
         part: Part::ClipL,
         activation: Activation::QuickGelu,
@@ -59,6 +60,7 @@ const SD1: Recipe = Recipe {
         size: [512, 512],
         steps: 20,
         cfg: 7.0,
+        guidance: 3.5,
         sampler: "euler_a",
         schedule: "discrete",
         clip_skip: 1,
@@ -68,7 +70,7 @@ const SD1: Recipe = Recipe {
 
 const SD2: Recipe = Recipe {
     name: "SD 2.x",
-    network: Architecture::Unet(Heads::Width(64)),
+    network: |w| boxed(unet::Config::detect(w, Heads::Width(64))),
     encoders: &[ClipRecipe {
         part: Part::ClipL,
         activation: Activation::Gelu,
@@ -85,7 +87,7 @@ const SD2: Recipe = Recipe {
 
 const SDXL: Recipe = Recipe {
     name: "SDXL",
-    network: Architecture::Unet(Heads::Width(64)),
+    network: |w| boxed(unet::Config::detect(w, Heads::Width(64))),
     encoders: &[
         ClipRecipe {
             part: Part::ClipL,
@@ -112,6 +114,10 @@ const SDXL: Recipe = Recipe {
     size_of_v: [1024, 1024],
 };
 
+fn boxed(network: Result<impl Network + 'static>) -> Result<Box<dyn Network>> {
+    network.map(|n| Box::new(n) as Box<dyn Network>)
+}
+
 impl Family {
     pub(crate) fn recipe(self) -> &'static Recipe {
         match self {
@@ -134,6 +140,8 @@ pub enum Prediction {
     Epsilon,
     /// The velocity (Salimans & Ho 2022).
     V,
+    /// The way from the picture to the noise, `n - x0`, where a latent of level `s` is `(1 - s) x0 + s n` (Liu et al. 2022).
+    Flow,
 }
 
 /// The noise levels that a network was trained on.
@@ -152,6 +160,55 @@ pub enum Noise {
         /// The largest.
         max: f64,
     },
+    /// Every level from 0 to 1, told to the network as it is times `time_scale`.
+    Flow {
+        /// How the levels of a run are moved towards noise.
+        shift: Shift,
+        /// 1000 for networks that want a timestep, 1 for those that multiply themselves.
+        time_scale: f64,
+    },
+}
+
+/// What moves evenly spaced levels `u` to `a u / (1 + (a - 1) u)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Shift {
+    /// `a` itself.
+    Constant(f64),
+    /// `a` is `exp(m)`, where `m` is linear in the number of a picture's tokens of 2×2 latent values.
+    Resolution {
+        /// Two numbers of tokens.
+        tokens: [f64; 2],
+        /// `m` at each.
+        mu: [f64; 2],
+    },
+}
+
+/// What a network reads as further channels of the latent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Joined {
+    /// Nothing.
+    None,
+    /// A mask, 1 where the picture is repainted, and the latent of the picture without that part.
+    Inpaint,
+    /// The latent of the picture to be edited, not scaled (Brooks et al. 2023).
+    Picture,
+    /// The scaled latent of the picture without what is repainted, and the mask of its pixels: 64 channels, the places
+    /// in the 8×8 cell of a latent value row by row.
+    Fill,
+    /// The scaled latent of a picture of depths or edges.
+    Control,
+}
+
+impl Joined {
+    /// How many channels that is beside a latent of `latent` channels.
+    pub fn channels(self, latent: usize) -> usize {
+        match self {
+            Joined::None => 0,
+            Joined::Inpaint => latent.saturating_add(1),
+            Joined::Picture | Joined::Control => latent,
+            Joined::Fill => latent.saturating_add(64),
+        }
+    }
 }
 
 /// The latents that the diffusion network works on.
@@ -188,6 +245,8 @@ pub struct Defaults {
     pub steps: usize,
     /// Classifier-free guidance.
     pub cfg: f32,
+    /// Distilled guidance, where [`Info::guidance`] says that it is an input.
+    pub guidance: f32,
     /// Sampler.
     pub sampler: &'static str,
     /// Schedule.
@@ -213,4 +272,12 @@ pub struct Info {
     pub noise: Noise,
     /// Tokens of the shortest context.
     pub tokens: usize,
+    /// Whether the strength of distilled guidance is an input.
+    pub guidance: bool,
+    /// What the network reads as further channels of the latent.
+    pub joined: Joined,
+    /// Whether it takes reference pictures.
+    pub references: bool,
+    /// How many blocks [`crate::Evaluation::skip`] can leave out, numbered in running order.
+    pub blocks: usize,
 }

@@ -9,10 +9,11 @@
 //! let run = &mut |part, program, inputs| runners[part].run(program, inputs, cancel);
 //! let Conditioning { context, vector } = model.condition(&Prompt { text, negative, clip_skip, size }, run)?;
 //!
-//! let p = model.diffusion_program(b, h, w, tokens)?; // "x" [b, c, h, w], "timesteps" [b], "context" [b, tokens, k],
-//!                                                    // perhaps "vector" [b, v]  -> [b, c, h, w]
-//! let p = model.decode_program(b, h, w)?;            // "latent" [b, c, h, w]    -> [b, 3, f h, f w]
-//! let p = model.encode_program(b, h, w)?;            // "image" [b, 3, h, w]     -> [b, 2 c, h / f, w / f]
+//! let e = Evaluation { batch, size: [h, w], tokens, ..Evaluation::default() };
+//! let p = model.diffusion_program(&e)?;              // "x" [b, c, h, w], "timesteps" [b], "context" [b, tokens, k],
+//!                                                    // model.tables(&e), and what `Info` says -> [b, c, h, w]
+//! let p = model.decode_program(b, h, w, circular)?;  // "latent" [b, c, h, w]    -> [b, 3, f h, f w]
+//! let p = model.encode_program(b, h, w, circular)?;  // "image" [b, 3, h, w]     -> [b, 2 c, h / f, w / f]
 //! ```
 
 #![forbid(unsafe_code)]
@@ -34,7 +35,9 @@ mod view;
 
 pub use component::Component;
 pub use conditioning::{Conditioning, Prompt, Run};
-pub use family::{Defaults, Family, Info, Latent, Noise, Prediction};
+pub use diffusion::Evaluation;
+pub use diffusion::flux::ReferencePlan;
+pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shift};
 pub use model::{Files, Model};
 pub use names::Part;
 pub use report::{PartReport, Report, Unused};

@@ -9,8 +9,7 @@ use sd_io::Checkpoint;
 use crate::component::Component;
 use crate::conditioning::{self, ClipRecipe, Conditioning, Encoder, Prompt, Run};
 use crate::detect::{Kind, detect};
-use crate::diffusion::Network;
-use crate::diffusion::unet::Inputs;
+use crate::diffusion::{Evaluation, Facts, Given, Network};
 use crate::family::{Family, Info, Latent, Noise, Prediction};
 use crate::markers;
 use crate::names::{Part, part_of};
@@ -33,7 +32,7 @@ pub struct Model {
     /// Whether the size in `info` is one that the file names.
     own_size: bool,
     parts: BTreeMap<Part, Component>,
-    network: Network,
+    network: Box<dyn Network>,
     encoders: Vec<Encoder>,
     kl: kl::Config,
     files: Vec<Arc<Checkpoint>>,
@@ -57,7 +56,7 @@ impl Model {
         let part = |part: Part| parts.get(&part).ok_or_else(|| missing_part(main, part));
 
         let diffusion = part(Part::Diffusion)?;
-        let network = Network::detect(recipe.network, diffusion.scope()).map_err(|e| explain(e, diffusion))?;
+        let network = (recipe.network)(diffusion.scope()).map_err(|e| explain(e, diffusion))?;
         let encoder = |recipe: &'static ClipRecipe| {
             let component = part(recipe.part)?;
             Encoder::detect(recipe, component).map_err(|e| explain(e, component))
@@ -65,12 +64,13 @@ impl Model {
         let encoders = recipe.encoders.iter().map(encoder).collect::<Result<Vec<_>>>()?;
         let vae = part(Part::Autoencoder)?;
         let kl = kl::Config::detect(vae.scope()).map_err(|e| explain(e, vae))?;
-        fit(&network, conditioning::widths(&encoders, recipe.vector), &kl)
+        let facts = network.facts();
+        fit(&facts, conditioning::widths(&encoders, recipe.vector), &kl)
             .map_err(|e| e.context(main.path().display().to_string()))?;
 
         let [scale, shift] = recipe.latent;
         let latent = Latent { channels: kl.latent, compression: kl.compression(), scale, shift };
-        let size_multiple = latent.compression.saturating_mul(network.multiple());
+        let size_multiple = latent.compression.saturating_mul(facts.multiple);
         let noise = markers::noise(main)?;
         let mut defaults = recipe.defaults.clone();
         if let Noise::Continuous { .. } = noise {
@@ -78,7 +78,19 @@ impl Model {
         }
         let own_size = markers::size(main, latent.compression, size_multiple);
         defaults.size = own_size.unwrap_or(defaults.size);
-        let info = Info { family, defaults, size_multiple, latent, prediction: None, noise, tokens: CONTEXT };
+        let info = Info {
+            family,
+            defaults,
+            size_multiple,
+            latent,
+            prediction: None,
+            noise,
+            tokens: CONTEXT,
+            guidance: facts.guidance,
+            joined: facts.joined,
+            references: facts.references,
+            blocks: facts.blocks,
+        };
         let used =
             |p: &Part| [Part::Diffusion, Part::Autoencoder].contains(p) || encoders.iter().any(|e| e.part() == *p);
         let parts = parts.into_iter().filter(|(p, _)| used(p)).collect();
@@ -126,12 +138,13 @@ impl Model {
             let component = self.component(e.part())?;
             e.dry_run(component, self.info.defaults.clip_skip).map_err(|e| explain(e, component))?;
         }
-        let small = self.network.multiple();
-        check(Part::Diffusion, self.diffusion_program(1, small, small, CONTEXT))?;
-        check(Part::Autoencoder, self.decode_program(1, 1, 1))?;
+        let small = self.network.facts().multiple;
+        let smallest = Evaluation { batch: 1, size: [small; 2], tokens: self.info.tokens, ..Evaluation::default() };
+        check(Part::Diffusion, self.diffusion_program(&smallest))?;
+        check(Part::Autoencoder, self.decode_program(1, 1, 1, [false; 2]))?;
         if self.can_encode() {
             let side = self.info.latent.compression;
-            check(Part::Autoencoder, self.encode_program(1, side, side))?;
+            check(Part::Autoencoder, self.encode_program(1, side, side, [false; 2]))?;
         }
         Ok(Report::new(&self.components().collect::<Vec<_>>(), &self.files))
     }
@@ -159,23 +172,33 @@ impl Model {
         encoder.program(component, batch, clip_skip)
     }
 
-    /// The prediction `[batch, channels, h, w]` for `x [batch, channels, h, w]`, `timesteps [batch]`,
-    /// `context [batch, tokens, c]` and, if the network reads one, `vector [batch, v]`. `h` and `w` are those of the
-    /// latent.
+    /// The prediction `[b, c, h, w]` for `x [b, c, h, w]`, `timesteps [b]`, `context [b, t, k]`, and as the network reads
+    /// them `vector [b, v]`, `guidance [b]`, `joined [b, k, h, w]`, `reference.0`, … `[b, c, h_i, w_i]`, and the
+    /// [`Model::tables`]. `h` and `w` are those of the latent.
     ///
     /// # Errors
-    /// The network cannot halve `h` or `w` as often as it does, or a weight is missing or misshapen.
-    pub fn diffusion_program(&self, batch: usize, h: usize, w: usize, tokens: usize) -> Result<Program> {
+    /// The network cannot halve `h` or `w` as often as it does, it takes no references, a block cannot be skipped, or a
+    /// weight is missing or misshapen.
+    pub fn diffusion_program(&self, e: &Evaluation) -> Result<Program> {
+        let (facts, name) = (self.network.facts(), self.info.family.name());
+        if !facts.references && !e.references.is_empty() {
+            return Err(Error::request(format!("this {name} model takes no reference pictures")));
+        }
+        if facts.blocks == 0 && !e.skip.is_empty() {
+            return Err(Error::request(format!("no blocks of {name} can be skipped")));
+        }
         let g = Graph::new();
-        let input = |name: &str, dims: &[usize]| g.input(name, dims, DType::F32);
-        let inputs = Inputs {
-            x: input("x", &[batch, self.info.latent.channels, h, w])?,
-            timesteps: input("timesteps", &[batch])?,
-            context: input("context", &[batch, tokens, self.network.context()])?,
-            vector: self.network.vector().map(|v| input("vector", &[batch, v])).transpose()?,
-        };
-        let y = self.network.build(&g, self.component(Part::Diffusion)?.scope(), inputs)?;
+        let given = Given::declare(&g, &facts, e)?;
+        let y = self.network.build(&g, self.component(Part::Diffusion)?.scope(), &given, e)?;
         g.finish(&[y])
+    }
+
+    /// Inputs of [`Model::diffusion_program`] that follow from the evaluation alone, by name, such as rotary tables.
+    ///
+    /// # Errors
+    /// None for a model that is open.
+    pub fn tables(&self, e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {
+        self.network.tables(e)
     }
 
     /// Finds out what the network predicts where no marker says so: one that predicts the velocity answers a latent
@@ -184,14 +207,21 @@ impl Model {
     /// # Errors
     /// A weight is missing or misshapen, or `run` fails.
     pub fn try_prediction(&self, run: &mut Run<'_>) -> Result<Prediction> {
-        let (c, side, tokens) = (self.info.latent.channels, self.network.multiple(), 2);
-        let program = self.diffusion_program(1, side, side, tokens)?;
-        let half = |dims: &[usize]| Tensor::f32(dims, vec![0.5; dims.iter().product()]);
-        let (x, context) = (half(&[1, c, side, side])?, half(&[1, tokens, self.network.context()])?);
+        let facts = self.network.facts();
+        let (c, side, tokens) = (facts.latent, facts.multiple, 2);
+        let e = Evaluation { batch: 1, size: [side; 2], tokens, ..Evaluation::default() };
+        let program = self.diffusion_program(&e)?;
+        let filled = |dims: &[usize], by: f32| Tensor::f32(dims, vec![by; dims.iter().product()]);
+        let (x, context) = (filled(&[1, c, side, side], 0.5)?, filled(&[1, tokens, facts.context], 0.5)?);
         let timesteps = Tensor::f32(&[1], vec![999.0])?;
-        let vector = self.network.vector().map(|v| half(&[1, v])).transpose()?;
+        let vector = facts.vector.map(|v| filled(&[1, v], 0.5)).transpose()?;
+        let joined = match facts.joined.channels(c) {
+            0 => None,
+            k => Some(filled(&[1, k, side, side], 0.0)?),
+        };
         let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("context", &context)];
         inputs.extend(vector.iter().map(|v| ("vector", v)));
+        inputs.extend(joined.iter().map(|j| ("joined", j)));
         let out = run(Part::Diffusion, &program, &inputs)?;
         let values = out.first().map(Tensor::values).unwrap_or_default();
         let mean = values.iter().map(|y| f64::from(*y) - 0.5).sum::<f64>() / values.len().max(1) as f64;
@@ -204,20 +234,21 @@ impl Model {
         if !self.own_size {
             let recipe = self.info.family.recipe();
             self.info.defaults.size = match prediction {
-                Prediction::Epsilon => recipe.defaults.size,
                 Prediction::V => recipe.size_of_v,
+                Prediction::Epsilon | Prediction::Flow => recipe.defaults.size,
             };
         }
     }
 
-    /// Pictures, about -1 to 1: `latent [batch, channels, h, w]` in the autoencoder's scale to `[batch, 3, f h, f w]`.
+    /// Pictures, about -1 to 1: `latent [batch, channels, h, w]` in the autoencoder's scale to `[batch, 3, f h, f w]`. They
+    /// repeat without a seam down and across as `circular` says.
     ///
     /// # Errors
     /// A weight is missing or misshapen.
-    pub fn decode_program(&self, batch: usize, h: usize, w: usize) -> Result<Program> {
+    pub fn decode_program(&self, batch: usize, h: usize, w: usize, circular: [bool; 2]) -> Result<Program> {
         let g = Graph::new();
         let latent = g.input("latent", &[batch, self.info.latent.channels, h, w], DType::F32)?;
-        let y = kl::decode(&g, self.vae()?.scope(), &self.kl, latent)?;
+        let y = kl::decode(&g, self.vae()?.scope(), &self.kl, latent, circular)?;
         g.finish(&[y])
     }
 
@@ -227,18 +258,18 @@ impl Model {
     }
 
     /// Mean and logarithm of the variance of latents in the autoencoder's scale: `image [batch, 3, h, w]`, -1 to 1, to
-    /// `[batch, 2 channels, h / f, w / f]`.
+    /// `[batch, 2 channels, h / f, w / f]`. The picture repeats down and across as `circular` says.
     ///
     /// # Errors
     /// A side is no multiple of `f`, the autoencoder has no encoder, or a weight is missing or misshapen.
-    pub fn encode_program(&self, batch: usize, h: usize, w: usize) -> Result<Program> {
+    pub fn encode_program(&self, batch: usize, h: usize, w: usize, circular: [bool; 2]) -> Result<Program> {
         if !self.can_encode() {
             return Err(Error::request("the VAE has no encoder, so it cannot read pictures")
                 .hint("give a full one with --vae"));
         }
         let g = Graph::new();
         let image = g.input("image", &[batch, 3, h, w], DType::F32)?;
-        let y = kl::encode(&g, self.vae()?.scope(), &self.kl, image)?;
+        let y = kl::encode(&g, self.vae()?.scope(), &self.kl, image, circular)?;
         g.finish(&[y])
     }
 }
@@ -295,28 +326,26 @@ fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
 }
 
 /// Checks what one part hands to another. `given` are the channels of context and vector.
-fn fit(network: &Network, given: (usize, Option<usize>), kl: &kl::Config) -> Result<()> {
+fn fit(facts: &Facts, given: (usize, Option<usize>), kl: &kl::Config) -> Result<()> {
     let wrong = |what: String| Err(Error::shape(what).hint("the files are of different families"));
     let (context, vector) = given;
-    if context != network.context() {
+    if context != facts.context {
         return wrong(format!(
             "the text encoder's states have {context} channels, the diffusion network reads {}",
-            network.context()
+            facts.context
         ));
     }
-    if vector != network.vector() {
+    if vector != facts.vector {
         let channels = |v: Option<usize>| v.map_or("none".to_owned(), |n| format!("{n} channels"));
-        let (given, read) = (channels(vector), channels(network.vector()));
+        let (given, read) = (channels(vector), channels(facts.vector));
         return wrong(format!(
             "the vector beside the context: the text encoder gives {given}, the diffusion network reads {read}"
         ));
     }
-    let [reads, predicts] = network.channels();
-    if kl.latent != reads || kl.latent != predicts {
+    if kl.latent != facts.latent {
         return wrong(format!(
-            "the VAE's latents have {} channels, the diffusion network reads {reads} (input_blocks.0.0.weight) and \
-             predicts {predicts} (out.2.weight)",
-            kl.latent
+            "the VAE's latents have {} channels, those of the diffusion network {}",
+            kl.latent, facts.latent
         ));
     }
     Ok(())

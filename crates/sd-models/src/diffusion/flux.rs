@@ -5,9 +5,10 @@
 //!
 //! Double blocks hold picture and text apart and let them attend to each other; single blocks treat them as one.
 
-use sd_core::{AttentionOptions, Error, Graph, Result, RopeLayout, Scope, Tensor, Var, scope::Norm};
+use sd_core::{AttentionOptions, DType, Error, Graph, Result, RopeLayout, Scope, Tensor, Var, scope::Norm};
 
-use super::rope;
+use super::{Evaluation, Facts, Given, Network, rope};
+use crate::family::Joined;
 
 /// Of every norm.
 const EPS: f32 = 1e-6;
@@ -69,7 +70,7 @@ impl Config {
         if !hidden.is_multiple_of(d) {
             return Err(Error::shape(format!("{hidden} channels are not whole heads of {d}")));
         }
-        Ok(Config {
+        let cfg = Config {
             in_channels,
             out_channels,
             hidden,
@@ -81,6 +82,23 @@ impl Config {
             guidance: w.contains("guidance_in"),
             blocks: [w.count("double_blocks")?, w.count("single_blocks")?],
             axes,
+        };
+        cfg.joined().map(|_| cfg)
+    }
+
+    /// Channels of the latent.
+    fn latent(&self) -> usize {
+        self.out_channels / (PATCH * PATCH)
+    }
+
+    /// What is joined to the latent, of which as much is predicted as there is.
+    fn joined(&self) -> Result<Joined> {
+        let (n, latent) = (self.in_channels, self.latent());
+        let reads = |joined: Joined| joined.channels(latent).saturating_add(latent).saturating_mul(PATCH * PATCH);
+        let kinds = [Joined::None, Joined::Fill, Joined::Control];
+        kinds.into_iter().find(|&joined| n == reads(joined)).ok_or_else(|| {
+            let known = kinds.map(reads).map(|n| n.to_string()).join(", ");
+            Error::unsupported(format!("Flux that reads tokens of {n} channels, want one of {known}"))
         })
     }
 
@@ -91,6 +109,55 @@ impl Config {
     /// None for a configuration that was detected.
     pub fn rope(&self, positions: &[[i32; 3]], periods: [Option<usize>; 2]) -> Result<[Tensor; 2]> {
         rope::tables(self.axes, THETA, positions, [None, periods[0], periods[1]])
+    }
+}
+
+/// The names of [`Config::rope`] as inputs.
+const ROPE: [&str; 2] = ["rope.cos", "rope.sin"];
+
+impl Network for Config {
+    fn facts(&self) -> Facts {
+        let joined = self.joined().unwrap_or(Joined::None);
+        Facts {
+            latent: self.latent(),
+            joined,
+            context: self.context,
+            vector: Some(self.pooled),
+            guidance: self.guidance,
+            references: joined == Joined::None,
+            blocks: self.blocks.iter().sum(),
+            multiple: PATCH,
+        }
+    }
+
+    fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
+        let x = g.concat(&[given.x].into_iter().chain(given.joined).collect::<Vec<_>>(), 1)?;
+        let mut img = vec![pack(g, x)?];
+        let [_, predicted, _] = g.dims(img[0])?;
+        for reference in &given.references {
+            img.push(pack(g, *reference)?);
+        }
+        let img = g.concat(&img, 1)?;
+        let [_, t, _] = g.dims(img)?;
+        let table = [e.tokens.saturating_add(t), self.axes.iter().sum::<usize>() / 2];
+        let inputs = Inputs {
+            img,
+            txt: given.context,
+            timestep: given.timesteps,
+            pooled: given.vector.ok_or_else(|| Error::internal("Flux without pooled text"))?,
+            guidance: given.guidance,
+            rope: [g.input(ROPE[0], &table, DType::F32)?, g.input(ROPE[1], &table, DType::F32)?],
+            predicted,
+        };
+        let y = build(g, w, self, &inputs, &e.skip)?;
+        unpack(g, y, e.size[0], e.size[1])
+    }
+
+    fn tables(&self, e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {
+        let positions = positions(e.tokens, e.size, &e.references, e.reference_plan);
+        let period = |axis: usize| e.circular[axis].then(|| e.size[axis].div_ceil(PATCH));
+        let tables = self.rope(&positions, [period(0), period(1)])?;
+        Ok(ROPE.into_iter().zip(tables).collect())
     }
 }
 
@@ -327,9 +394,10 @@ pub fn fold_mask(g: &Graph, mask: Var, f: usize) -> Result<Var> {
 }
 
 /// How several reference pictures are placed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum ReferencePlan {
     /// Side by side in one plane, index 1, as ComfyUI does it for Kontext.
+    #[default]
     Fixed,
     /// In planes of their own, index 1, 2, 3, …
     Increase,

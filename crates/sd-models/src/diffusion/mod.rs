@@ -2,64 +2,108 @@
 
 pub mod flux;
 mod rope;
+mod tile;
 pub mod unet;
 
-use sd_core::{Graph, Result, Scope, Var};
+use std::fmt::Debug;
 
-use self::unet::{Heads, Inputs};
+use sd_core::{DType, Graph, Result, Scope, Tensor, Var};
 
-/// An architecture, with what no tensor tells about it.
+use self::flux::ReferencePlan;
+use crate::family::Joined;
+
+pub(crate) use tile::{conv, pad};
+
+/// What one evaluation of the diffusion network is built for. Equal values give equal programs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Evaluation {
+    /// Latents at once.
+    pub batch: usize,
+    /// Height and width of the latent.
+    pub size: [usize; 2],
+    /// Tokens of the context.
+    pub tokens: usize,
+    /// Latent heights and widths of reference pictures.
+    pub references: Vec<[usize; 2]>,
+    /// Where several references are placed.
+    pub reference_plan: ReferencePlan,
+    /// Blocks that are left out, of those that [`crate::Info::blocks`] counts.
+    pub skip: Vec<usize>,
+    /// Whether the picture repeats down and across.
+    pub circular: [bool; 2],
+}
+
+/// What a network is, read off its weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Architecture {
-    Unet(Heads),
-}
-
-/// A network with its sizes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Network {
-    Unet(unet::Config),
-}
-
-impl Network {
-    /// The sizes of the network at `w`.
-    pub(crate) fn detect(architecture: Architecture, w: &Scope) -> Result<Network> {
-        match architecture {
-            Architecture::Unet(heads) => unet::Config::detect(w, heads).map(Network::Unet),
-        }
-    }
-
-    /// The prediction `[b, out, h, w]`.
-    pub(crate) fn build(&self, g: &Graph, w: &Scope, inputs: Inputs) -> Result<Var> {
-        match self {
-            Network::Unet(cfg) => unet::build(g, w, cfg, inputs),
-        }
-    }
-
-    /// Channels it reads and predicts.
-    pub(crate) fn channels(&self) -> [usize; 2] {
-        match self {
-            Network::Unet(cfg) => [cfg.in_channels, cfg.out_channels],
-        }
-    }
-
+pub(crate) struct Facts {
+    /// Channels of the latent that it denoises.
+    pub(crate) latent: usize,
+    /// What is joined to the latent.
+    pub(crate) joined: Joined,
     /// Channels of a context token.
-    pub(crate) fn context(&self) -> usize {
-        match self {
-            Network::Unet(cfg) => cfg.context,
-        }
-    }
-
+    pub(crate) context: usize,
     /// Channels of the vector beside the context, if it reads one.
-    pub(crate) fn vector(&self) -> Option<usize> {
-        match self {
-            Network::Unet(cfg) => cfg.vector,
-        }
-    }
-
+    pub(crate) vector: Option<usize>,
+    /// Whether the strength of distilled guidance is an input.
+    pub(crate) guidance: bool,
+    /// Whether it takes reference pictures.
+    pub(crate) references: bool,
+    /// How many blocks can be left out.
+    pub(crate) blocks: usize,
     /// Sides of a latent are multiples of this.
-    pub(crate) fn multiple(&self) -> usize {
-        match self {
-            Network::Unet(cfg) => 1usize.checked_shl(cfg.halvings as u32).unwrap_or(0),
-        }
+    pub(crate) multiple: usize,
+}
+
+/// The inputs of an evaluation in its graph.
+#[derive(Debug, Clone)]
+pub(crate) struct Given {
+    /// `[b, c, h, w]`.
+    pub(crate) x: Var,
+    /// `[b]`.
+    pub(crate) timesteps: Var,
+    /// `[b, t, k]`.
+    pub(crate) context: Var,
+    /// `[b, v]`, if the network reads one.
+    pub(crate) vector: Option<Var>,
+    /// `[b]`, if the network reads it.
+    pub(crate) guidance: Option<Var>,
+    /// `[b, k, h, w]`, if something is joined to the latent.
+    pub(crate) joined: Option<Var>,
+    /// `[b, c, h, w]` each, in sizes of their own.
+    pub(crate) references: Vec<Var>,
+}
+
+impl Given {
+    /// Declares the inputs that a network of these facts reads.
+    pub(crate) fn declare(g: &Graph, facts: &Facts, e: &Evaluation) -> Result<Given> {
+        let input = |name: &str, dims: &[usize]| g.input(name, dims, DType::F32);
+        let (b, c, [h, w]) = (e.batch, facts.latent, e.size);
+        let reference = |(i, [h, w]): (usize, &[usize; 2])| input(&format!("reference.{i}"), &[b, c, *h, *w]);
+        Ok(Given {
+            x: input("x", &[b, c, h, w])?,
+            timesteps: input("timesteps", &[b])?,
+            context: input("context", &[b, e.tokens, facts.context])?,
+            vector: facts.vector.map(|v| input("vector", &[b, v])).transpose()?,
+            guidance: facts.guidance.then(|| input("guidance", &[b])).transpose()?,
+            joined: match facts.joined.channels(c) {
+                0 => None,
+                k => Some(input("joined", &[b, k, h, w])?),
+            },
+            references: e.references.iter().enumerate().map(reference).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// A diffusion network with its sizes.
+pub(crate) trait Network: Debug + Send + Sync {
+    /// What it is.
+    fn facts(&self) -> Facts;
+
+    /// The prediction `[b, c, h, w]`. Tables are inputs that the network declares by the names of [`Network::tables`].
+    fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var>;
+
+    /// Inputs that follow from the evaluation alone, by name.
+    fn tables(&self, _e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {
+        Ok(Vec::new())
     }
 }

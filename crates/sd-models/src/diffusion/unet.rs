@@ -6,6 +6,9 @@
 
 use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
 
+use super::{Evaluation, Facts, Given, Network, conv};
+use crate::family::Joined;
+
 /// Groups of every group norm, and the two epsilons in use.
 const GROUPS: usize = 32;
 const EPS: f32 = 1e-5;
@@ -77,7 +80,45 @@ impl Config {
             true => Some(w.sub("label_emb.0.0").dims("weight").map(|[_, k]| k)?),
             false => None,
         };
-        Ok(Config { in_channels, out_channels, channels, context, vector, blocks, halvings, heads })
+        let cfg = Config { in_channels, out_channels, channels, context, vector, blocks, halvings, heads };
+        cfg.joined().map(|_| cfg)
+    }
+
+    /// What is joined to the latent, of which as much is predicted as there is.
+    fn joined(&self) -> Result<Joined> {
+        let (n, out) = (self.in_channels, self.out_channels);
+        match n.checked_sub(out) {
+            Some(0) => Ok(Joined::None),
+            Some(k) if k == Joined::Inpaint.channels(out) => Ok(Joined::Inpaint),
+            Some(k) if k == Joined::Picture.channels(out) => Ok(Joined::Picture),
+            _ => Err(Error::unsupported(format!("a UNet that reads {n} channels and predicts {out}"))),
+        }
+    }
+
+    /// Sides of a latent are multiples of this.
+    fn multiple(&self) -> usize {
+        1usize.checked_shl(self.halvings as u32).unwrap_or(0)
+    }
+}
+
+impl Network for Config {
+    fn facts(&self) -> Facts {
+        Facts {
+            latent: self.out_channels,
+            joined: self.joined().unwrap_or(Joined::None),
+            context: self.context,
+            vector: self.vector,
+            guidance: false,
+            references: false,
+            blocks: 0,
+            multiple: self.multiple(),
+        }
+    }
+
+    fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
+        let x = g.concat(&[given.x].into_iter().chain(given.joined).collect::<Vec<_>>(), 1)?;
+        let &Given { timesteps, context, vector, .. } = given;
+        build(g, w, self, Inputs { x, timesteps, context, vector, circular: e.circular })
     }
 }
 
@@ -92,6 +133,8 @@ pub struct Inputs {
     pub context: Var,
     /// `[b, v]`, where the network has one.
     pub vector: Option<Var>,
+    /// Whether the picture repeats down and across.
+    pub circular: [bool; 2],
 }
 
 /// The prediction `[b, out, h, w]`.
@@ -99,9 +142,9 @@ pub struct Inputs {
 /// # Errors
 /// `h` or `w` cannot be halved as often as the network does it, or weights do not fit.
 pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> {
-    let Inputs { mut x, timesteps, context, vector } = inputs;
+    let Inputs { mut x, timesteps, context, vector, circular } = inputs;
     let [_, _, height, width] = g.dims(x)?;
-    let step = 1usize.checked_shl(cfg.halvings as u32).unwrap_or(0);
+    let step = cfg.multiple();
     if step == 0 || !height.is_multiple_of(step) || !width.is_multiple_of(step) {
         return Err(Error::shape(format!("latent {height}x{width}: both must be multiples of {step}")));
     }
@@ -109,7 +152,7 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> 
     if let Some(vector) = vector {
         time = g.add(time, embed_vector(g, &w.sub("label_emb"), vector)?)?;
     }
-    let cond = Cond { time: g.silu(time)?, context };
+    let cond = Cond { time: g.silu(time)?, context, circular };
     g.keep(&[cond.time]);
 
     let mut skips = Vec::new();
@@ -135,7 +178,7 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> 
     let w = w.sub("out");
     let x = g.silu(g.group_norm(&w.norm("0")?, x, GROUPS, EPS)?)?;
     g.label(x, &format!("{}.1", w.path()));
-    g.conv2d(&w.conv2d("2")?, x, Conv2dOptions::padded(1))
+    conv(g, &w.conv2d("2")?, x, 1, circular)
 }
 
 /// Values every block reads. They stay live across all cuts.
@@ -144,6 +187,7 @@ struct Cond {
     time: Var,
     /// `[b, t, k]`.
     context: Var,
+    circular: [bool; 2],
 }
 
 fn live(x: Var, skips: &[Var]) -> Vec<Var> {
@@ -171,15 +215,15 @@ fn block(g: &Graph, w: &Scope, cfg: &Config, mut x: Var, cond: &Cond) -> Result<
     for i in 0..w.count("")? {
         let w = w.sub(&i.to_string());
         x = if w.contains("in_layers") {
-            resnet(g, &w, x, cond.time)?
+            resnet(g, &w, x, cond.time, cond.circular)?
         } else if w.contains("transformer_blocks") {
             transformer(g, &w, cfg.heads, x, cond.context)?
         } else if w.contains("op") {
-            g.conv2d(&w.conv2d("op")?, x, Conv2dOptions { stride: 2, ..Conv2dOptions::padded(1) })?
+            conv(g, &w.conv2d("op")?, x, 2, cond.circular)?
         } else if w.contains("conv") {
-            g.conv2d(&w.conv2d("conv")?, g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?
+            conv(g, &w.conv2d("conv")?, g.upsample_nearest(x, 2)?, 1, cond.circular)?
         } else {
-            g.conv2d(&w.conv2d("")?, x, Conv2dOptions::padded(1))?
+            conv(g, &w.conv2d("")?, x, 1, cond.circular)?
         };
         g.label(x, w.path());
     }
@@ -187,16 +231,16 @@ fn block(g: &Graph, w: &Scope, cfg: &Config, mut x: Var, cond: &Cond) -> Result<
 }
 
 /// `x [b, c, h, w]` gives `[b, n, h, w]`. `time` has had its SiLU.
-pub(crate) fn resnet(g: &Graph, w: &Scope, x: Var, time: Var) -> Result<Var> {
+fn resnet(g: &Graph, w: &Scope, x: Var, time: Var, circular: [bool; 2]) -> Result<Var> {
     let y = g.silu(g.group_norm(&w.norm("in_layers.0")?, x, GROUPS, EPS)?)?;
-    let y = g.conv2d(&w.conv2d("in_layers.2")?, y, Conv2dOptions::padded(1))?; // [b, n, h, w]
+    let y = conv(g, &w.conv2d("in_layers.2")?, y, 1, circular)?; // [b, n, h, w]
 
     let t = g.linear(&w.linear("emb_layers.1")?, time)?; // [b, n]
     let [b, n] = g.dims(t)?;
     let y = g.add(y, g.reshape(t, &[b, n, 1, 1])?)?;
 
     let y = g.silu(g.group_norm(&w.norm("out_layers.0")?, y, GROUPS, EPS)?)?;
-    let y = g.conv2d(&w.conv2d("out_layers.3")?, y, Conv2dOptions::padded(1))?;
+    let y = conv(g, &w.conv2d("out_layers.3")?, y, 1, circular)?;
     let x = if w.contains("skip_connection") {
         g.conv2d(&w.conv2d("skip_connection")?, x, Conv2dOptions::default())?
     } else {
@@ -275,7 +319,7 @@ mod tests {
     fn residual_blocks_agree_with_diffusers() {
         // Inputs come in the order of their names: time, x.
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
-            resnet(g, &w.sub("input_blocks.1.0"), inputs[1], g.silu(inputs[0])?)
+            resnet(g, &w.sub("input_blocks.1.0"), inputs[1], g.silu(inputs[0])?, [false; 2])
         };
         check_block("resnet", "down_blocks.0.resnets.0", build);
         check_block("resnet_same", "down_blocks.0.resnets.0", build);
@@ -301,7 +345,7 @@ mod tests {
             heads: HEADS,
         };
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
-            let cond = Cond { time: inputs[0], context: inputs[0] };
+            let cond = Cond { time: inputs[0], context: inputs[0], circular: [false; 2] };
             block(g, &w.sub("x"), &cfg, inputs[0], &cond)
         };
         check_block("upsample", "x.0", build);
@@ -321,13 +365,13 @@ mod tests {
             let cfg = Config::detect(w, heads)?;
             // Inputs come in the order of their names.
             let inputs = match *inputs {
-                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None },
+                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None, circular: [false; 2] },
                 [context, pooled, x, numbers, timesteps] => {
                     let [b, n] = g.dims(numbers)?;
                     let numbers = g.timestep_embedding(g.reshape(numbers, &[b * n])?, SINUSOID, MAX_PERIOD)?;
                     let vector = g.concat(&[pooled, g.reshape(numbers, &[b, n * SINUSOID])?], 1)?;
                     assert_eq!(cfg.vector, Some(g.shape(vector).last()));
-                    Inputs { x, timesteps, context, vector: Some(vector) }
+                    Inputs { x, timesteps, context, vector: Some(vector), circular: [false; 2] }
                 }
                 _ => panic!("{inputs:?}"),
             };
@@ -391,7 +435,7 @@ mod tests {
         let g = Graph::new();
         let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
         let (t, c) = (input("t", &[1]), input("c", &[1, 77, 64]));
-        let inputs = |x| Inputs { x, timesteps: t, context: c, vector: None };
+        let inputs = |x| Inputs { x, timesteps: t, context: c, vector: None, circular: [false; 2] };
         let e = build(&g, w, &cfg, inputs(input("x", &[1, 4, 12, 16]))).unwrap_err().to_string();
         assert_eq!(e, "latent 12x16: both must be multiples of 8");
         build(&g, w, &cfg, inputs(input("y", &[1, 4, 8, 16]))).unwrap();

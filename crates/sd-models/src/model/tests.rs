@@ -94,12 +94,16 @@ fn error(shapes: &Shapes) -> String {
     result.unwrap_err().to_string()
 }
 
+fn evaluation(batch: usize, size: [usize; 2], tokens: usize) -> Evaluation {
+    Evaluation { batch, size, tokens, ..Evaluation::default() }
+}
+
 fn signatures(m: &Model) -> Vec<u128> {
     let programs = [
         m.text_program(Part::ClipL, 2, 1),
-        m.diffusion_program(2, 8, 16, 154),
-        m.decode_program(1, 8, 16),
-        m.encode_program(1, 64, 32),
+        m.diffusion_program(&evaluation(2, [8, 16], 154)),
+        m.decode_program(1, 8, 16, [false; 2]),
+        m.encode_program(1, 64, 32, [false; 2]),
     ];
     programs.into_iter().map(|p| p.unwrap().signature()).collect()
 }
@@ -221,7 +225,7 @@ fn messages_say_what_is_wrong_and_what_to_do() {
     says(&Shapes::from([("x".into(), vec![1])]), &["m.safetensors: holds no tensor of a known model"]);
 
     let first = "model.diffusion_model.input_blocks.0.0.weight";
-    says(&with(first, &[32, 9, 3, 3]), &["recognised as an inpainting model; not supported yet"]);
+    says(&with(first, &[32, 7, 3, 3]), &["a UNet that reads 7 channels and predicts 4"]);
     let vector = "model.diffusion_model.label_emb.0.0.weight";
     says(&with(vector, &[4, 1344]), &["recognised as SDXL refiner; not supported yet"]);
     says(&with(vector, &[4, 4]), &["holds no second CLIP text encoder", "--clip_g"]);
@@ -410,7 +414,7 @@ fn at_real_size_every_tensor_is_used_and_none_is_missing() {
             let model = Model::open(&Files { model: Some(file), ..Files::default() }).unwrap();
             assert_eq!(model.info().family, family, "{}", path.display());
             assert_eq!(model.dry_run().unwrap().unused, [], "{}", path.display());
-            assert!(model.diffusion_program(2, 16, 24, 154).unwrap().cuts().len() > 10);
+            assert!(model.diffusion_program(&evaluation(2, [16, 24], 154)).unwrap().cuts().len() > 10);
         }
     }
 }

@@ -5,7 +5,6 @@ mod diffusers;
 mod flux;
 mod ignored;
 mod open_clip;
-#[cfg_attr(not(test), expect(dead_code, reason = "no family has a T5 encoder yet"))]
 mod t5;
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,11 +22,13 @@ pub enum Part {
     ClipL,
     /// The second CLIP text encoder, OpenCLIP's bigG.
     ClipG,
+    /// T5's encoder, or UMT5's.
+    T5,
 }
 
 impl Part {
     /// Every part.
-    pub const ALL: [Part; 4] = [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::ClipG];
+    pub const ALL: [Part; 5] = [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::ClipG, Part::T5];
 
     /// What messages call it.
     pub fn name(self) -> &'static str {
@@ -36,6 +37,7 @@ impl Part {
             Part::Autoencoder => "VAE",
             Part::ClipL => "CLIP text encoder",
             Part::ClipG => "second CLIP text encoder",
+            Part::T5 => "T5 text encoder",
         }
     }
 
@@ -46,6 +48,7 @@ impl Part {
             Part::Autoencoder => "--vae",
             Part::ClipL => "--clip_l",
             Part::ClipG => "--clip_g",
+            Part::T5 => "--t5xxl",
         }
     }
 
@@ -76,6 +79,15 @@ impl Part {
                 "clip_g.transformer.",
                 "clip_g.",
                 "te2.",
+            ],
+            Part::T5 => &[
+                "text_encoders.t5xxl.transformer.",
+                "text_encoders.t5xxl.",
+                "text_encoder_2.",
+                "text_encoder_3.",
+                "t5xxl.transformer.",
+                "t5xxl.",
+                "te3.",
             ],
         }
     }
@@ -122,6 +134,7 @@ impl Part {
             Part::Autoencoder => &["encoder", "decoder", "quant_conv", "post_quant_conv"],
             Part::ClipL => &["text_model"],
             Part::ClipG => &[],
+            Part::T5 => &["shared", "enc", "token_embd"],
         }
     }
 }
@@ -219,6 +232,7 @@ impl Spelling {
             Part::Diffusion => [flux::transformer(names), diffusers::unet(names)].into_iter().flatten().collect(),
             Part::Autoencoder => diffusers::autoencoder(names),
             Part::ClipL | Part::ClipG => open_clip::encoder(names).unwrap_or_else(|| diffusers::text(names)),
+            Part::T5 => t5::encoder(names),
         };
         Spelling::new(prefix, rows)
     }

@@ -4,6 +4,8 @@
 
 use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
 
+use crate::diffusion::{conv, pad};
+
 // Layers that read values no norm has bounded are wide: in SDXL's autoencoder these leave the range of f16.
 
 const GROUPS: usize = 32;
@@ -35,35 +37,36 @@ impl Config {
     }
 }
 
-/// Pictures `[b, 3, f h, f w]`, about -1 to 1, of `latent [b, z, h, w]` in the autoencoder's own scale.
+/// Pictures `[b, 3, f h, f w]`, about -1 to 1, of `latent [b, z, h, w]` in the autoencoder's own scale. They repeat without
+/// a seam down and across as `circular` says.
 ///
 /// # Errors
 /// Weights do not fit.
-pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var) -> Result<Var> {
+pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var, circular: [bool; 2]) -> Result<Var> {
     let mut x = quant(g, w, "post_quant_conv", latent)?;
     let w = w.sub("decoder");
-    x = g.conv2d(&w.conv2d("conv_in")?, x, Conv2dOptions::padded(1))?;
-    x = middle(g, &w.sub("mid"), x)?;
+    x = conv(g, &w.conv2d("conv_in")?, x, 1, circular)?;
+    x = middle(g, &w.sub("mid"), x, circular)?;
     for i in (0..cfg.levels).rev() {
         let w = w.at("up", i);
-        x = blocks(g, &w, x)?;
+        x = blocks(g, &w, x, circular)?;
         if w.contains("upsample") {
             let w = w.sub("upsample");
-            x = g.conv2d(&w.conv2d("conv")?.wide(), g.upsample_nearest(x, 2)?, Conv2dOptions::padded(1))?;
+            x = conv(g, &w.conv2d("conv")?.wide(), g.upsample_nearest(x, 2)?, 1, circular)?;
             g.label(x, w.path());
             g.cut(&w, &[x]);
         }
     }
     let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
-    g.conv2d(&w.conv2d("conv_out")?, x, Conv2dOptions::padded(1))
+    conv(g, &w.conv2d("conv_out")?, x, 1, circular)
 }
 
 /// Mean and logarithm of the variance, `[b, 2 z, H / f, W / f]`, of the latents of `image [b, 3, H, W]`, which runs
-/// from -1 to 1.
+/// from -1 to 1 and repeats down and across as `circular` says.
 ///
 /// # Errors
 /// A side is no multiple of `f`, or weights do not fit.
-pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var) -> Result<Var> {
+pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var, circular: [bool; 2]) -> Result<Var> {
     let [_, _, height, width] = g.dims(image)?;
     let f = cfg.compression();
     if !height.is_multiple_of(f) || !width.is_multiple_of(f) {
@@ -71,22 +74,22 @@ pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var) -> Result<Var> {
     }
     let root = w;
     let w = root.sub("encoder");
-    let mut x = g.conv2d(&w.conv2d("conv_in")?, image, Conv2dOptions::padded(1))?;
+    let mut x = conv(g, &w.conv2d("conv_in")?, image, 1, circular)?;
     for i in 0..w.count("down")? {
         let w = w.at("down", i);
-        x = blocks(g, &w, x)?;
+        x = blocks(g, &w, x, circular)?;
         if w.contains("downsample") {
             let w = w.sub("downsample");
-            // Zeros only below and to the right.
-            x = g.pad2d(x, [0, 1], [0, 1])?;
+            // Only below and to the right.
+            x = pad(g, x, [0, 1], [0, 1], circular)?;
             x = g.conv2d(&w.conv2d("conv")?.wide(), x, Conv2dOptions { stride: 2, ..Conv2dOptions::default() })?;
             g.label(x, w.path());
             g.cut(&w, &[x]);
         }
     }
-    x = middle(g, &w.sub("mid"), x)?;
+    x = middle(g, &w.sub("mid"), x, circular)?;
     let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
-    let x = g.conv2d(&w.conv2d("conv_out")?, x, Conv2dOptions::padded(1))?;
+    let x = conv(g, &w.conv2d("conv_out")?, x, 1, circular)?;
     quant(g, root, "quant_conv", x)
 }
 
@@ -95,30 +98,30 @@ fn quant(g: &Graph, w: &Scope, name: &str, x: Var) -> Result<Var> {
     if w.contains(name) { g.conv2d(&w.conv2d(name)?, x, Conv2dOptions::default()) } else { Ok(x) }
 }
 
-fn middle(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
-    let x = resnet(g, &w.sub("block_1"), x)?;
+fn middle(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
+    let x = resnet(g, &w.sub("block_1"), x, circular)?;
     g.cut(&w.sub("block_1"), &[x]);
     let x = attend(g, &w.sub("attn_1"), x)?;
     g.cut(&w.sub("attn_1"), &[x]);
-    let x = resnet(g, &w.sub("block_2"), x)?;
+    let x = resnet(g, &w.sub("block_2"), x, circular)?;
     g.cut(&w.sub("block_2"), &[x]);
     Ok(x)
 }
 
-fn blocks(g: &Graph, w: &Scope, mut x: Var) -> Result<Var> {
+fn blocks(g: &Graph, w: &Scope, mut x: Var, circular: [bool; 2]) -> Result<Var> {
     for i in 0..w.count("block")? {
         let w = w.at("block", i);
-        x = resnet(g, &w, x)?;
+        x = resnet(g, &w, x, circular)?;
         g.cut(&w, &[x]);
     }
     Ok(x)
 }
 
-fn resnet(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+fn resnet(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
     let y = g.silu(g.group_norm(&w.norm("norm1")?, x, GROUPS, EPS)?)?;
-    let y = g.conv2d(&w.conv2d("conv1")?, y, Conv2dOptions::padded(1))?;
+    let y = conv(g, &w.conv2d("conv1")?, y, 1, circular)?;
     let y = g.silu(g.group_norm(&w.norm("norm2")?, y, GROUPS, EPS)?)?;
-    let y = g.conv2d(&w.conv2d("conv2")?, y, Conv2dOptions::padded(1))?;
+    let y = conv(g, &w.conv2d("conv2")?, y, 1, circular)?;
     let x = if w.contains("nin_shortcut") {
         g.conv2d(&w.conv2d("nin_shortcut")?.wide(), x, Conv2dOptions::default())?
     } else {
@@ -155,11 +158,11 @@ mod tests {
         let [part] = Component::split(&weights, Some(Part::Autoencoder)).try_into().ok().unwrap();
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
             if w.contains("decoder") {
-                return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0])?)]);
+                return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0], [false; 2])?)]);
             }
             let [moments, ..] = w.sub("encoder.conv_out").dims::<4>("weight")?;
             let latent = moments / 2;
-            let moments = encode(g, w, &Config { latent, levels: 4 }, inputs[0])?;
+            let moments = encode(g, w, &Config { latent, levels: 4 }, inputs[0], [false; 2])?;
             Ok(vec![("mean", g.slice(moments, 1, 0, latent)?), ("logvar", g.slice(moments, 1, latent, latent)?)])
         };
         run(&Case { fixture, source: part.source(), prefix: "", build: &build });
@@ -193,7 +196,7 @@ mod tests {
         assert_eq!((cfg.latent, cfg.levels, cfg.compression()), (4, 4, 8));
         let g = Graph::new();
         let latent = g.input("latent", &[1, 4, 1, 2], sd_core::DType::F32).unwrap();
-        let image = decode(&g, part.scope(), &cfg, latent).unwrap();
+        let image = decode(&g, part.scope(), &cfg, latent, [false; 2]).unwrap();
         assert_eq!(g.shape(image).dims(), [1, 3, 8, 16]);
         assert_eq!(part.scope().unused(), Vec::<String>::new());
     }
@@ -211,8 +214,8 @@ mod tests {
                 let cfg = Config::detect(w).unwrap();
                 assert_eq!((cfg.latent, cfg.compression()), (latent, 8));
                 let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
-                decode(&g, w, &cfg, input("latent", &[1, latent, 128, 128])).unwrap();
-                let moments = encode(&g, w, &cfg, input("image", &[1, 3, 1024, 1024])).unwrap();
+                decode(&g, w, &cfg, input("latent", &[1, latent, 128, 128]), [false; 2]).unwrap();
+                let moments = encode(&g, w, &cfg, input("image", &[1, 3, 1024, 1024]), [true; 2]).unwrap();
                 assert_eq!(g.shape(moments).dims(), [1, 2 * latent, 128, 128]);
                 assert_eq!(w.unused(), Vec::<String>::new());
             }

@@ -8,7 +8,7 @@ use sd_core::{
     CancelToken, Cuts, DType, Device, Error, Program, Result, RunnerOptions, Tensor, TypePolicy, WeightSource,
     convert,
 };
-use sd_models::{Conditioning, Info, Model, Noise, Part, Prompt};
+use sd_models::{Conditioning, Evaluation, Info, Model, Noise, Part, Prompt};
 
 use crate::guidance::Prediction;
 use crate::observer::Stage;
@@ -39,8 +39,8 @@ pub(super) struct Loaded {
     precise_vae: Option<Runner>,
     /// Conditioning by prompt, the latest last.
     prompts: Vec<(Key, Conditioning)>,
-    /// The network for the last batch, height, width and tokens.
-    network: Option<([usize; 4], Program)>,
+    /// The network of the last evaluation.
+    network: Option<(Evaluation, Program)>,
 }
 
 type Runners = BTreeMap<Part, Runner>;
@@ -102,9 +102,10 @@ impl Loaded {
         let context = Tensor::concat_batch(&conditions.iter().map(|c| &c.context).collect::<Vec<_>>())?;
         let vectors: Vec<&Tensor> = conditions.iter().filter_map(|c| c.vector.as_ref()).collect();
         let vector = if vectors.is_empty() { None } else { Some(Tensor::concat_batch(&vectors)?) };
-        let key = [batch, h, w, context.shape().dim(1)];
+        let tokens = context.shape().dim(1);
+        let key = Evaluation { batch, size: [h, w], tokens, ..Evaluation::default() };
         if self.network.as_ref().is_none_or(|(k, _)| *k != key) {
-            let program = self.model.diffusion_program(batch, h, w, key[3])?;
+            let program = self.model.diffusion_program(&key)?;
             self.network = Some((key, program));
         }
         let Some((_, program)) = &self.network else { return Err(Error::internal("no diffusion program")) };
@@ -129,8 +130,10 @@ impl Networks for Loaded {
     fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
         let [_, _, h, w] = latent;
         let total = self.device.memory().total;
-        let network = self.model.diffusion_program(conditions, h, w, self.info().tokens)?;
-        let decoder = self.model.decode_program(1, h, w)?;
+        let tokens = self.info().tokens;
+        let evaluation = Evaluation { batch: conditions, size: [h, w], tokens, ..Evaluation::default() };
+        let network = self.model.diffusion_program(&evaluation)?;
+        let decoder = self.model.decode_program(1, h, w, [false; 2])?;
         for (stage, part, program) in
             [(Stage::Denoise, Part::Diffusion, network), (Stage::Decode, Part::Autoencoder, decoder)]
         {
@@ -184,7 +187,7 @@ impl Networks for Loaded {
 
     fn decode(&mut self, latent: &Tensor, precise: bool, cancel: &CancelToken) -> Result<Tensor> {
         let [_, _, h, w] = dims(latent)?;
-        let program = self.model.decode_program(1, h, w)?;
+        let program = self.model.decode_program(1, h, w, [false; 2])?;
         let mut latent = latent.clone();
         self.model.info().latent.to_autoencoder(&mut latent);
         let runner = if precise {
@@ -205,7 +208,7 @@ impl Networks for Loaded {
         let runs = |part: Part| match part {
             Part::Diffusion => stage == Stage::Denoise,
             Part::Autoencoder => stage == Stage::Decode,
-            Part::ClipL | Part::ClipG => stage == Stage::TextEncode,
+            Part::ClipL | Part::ClipG | Part::T5 => stage == Stage::TextEncode,
         };
         self.model.components().filter(|c| runs(c.part())).find_map(|c| broken_weight(&*c.source()))
     }
@@ -228,7 +231,7 @@ pub(super) fn to_model(prediction: Prediction) -> Result<sd_models::Prediction> 
     match prediction {
         Prediction::Eps => Ok(sd_models::Prediction::Epsilon),
         Prediction::V => Ok(sd_models::Prediction::V),
-        Prediction::Flow => Err(Error::request("prediction: no model of this kind predicts the velocity of a flow")),
+        Prediction::Flow => Ok(sd_models::Prediction::Flow),
     }
 }
 
@@ -237,6 +240,7 @@ fn latents(info: &Info) -> Result<Latents> {
     let prediction = match info.prediction {
         Some(sd_models::Prediction::Epsilon) | None => Prediction::Eps,
         Some(sd_models::Prediction::V) => Prediction::V,
+        Some(sd_models::Prediction::Flow) => Prediction::Flow,
     };
     let pixels = info.latent.compression.max(1);
     let table = match &info.noise {
@@ -244,6 +248,7 @@ fn latents(info: &Info) -> Result<Latents> {
         Noise::ZeroTerminalSnr => SigmaTable::zero_terminal_snr(),
         Noise::AlphasCumprod(alphas) => SigmaTable::from_alphas_cumprod(alphas)?,
         Noise::Continuous { min, max } => SigmaTable::continuous(*min, *max),
+        Noise::Flow { .. } => return Err(Error::unsupported("noise levels of a flow")),
     };
     Ok(Latents {
         channels: info.latent.channels,
