@@ -12,6 +12,7 @@ use crate::tensor::Bytes;
 /// A run of memory on one device, freed on drop.
 pub(crate) struct Buffer {
     raw: NonNull<sys::ggml_backend_buffer>,
+    dev: Dev,
     /// Distinguishes buffers even when ggml reuses an address.
     serial: u64,
     /// Address of the first byte a tensor may take, as the device counts.
@@ -39,7 +40,7 @@ fn serial() -> u64 {
 impl Buffer {
     /// `size` bytes on `dev`.
     pub(crate) fn alloc(dev: Dev, size: usize) -> Result<Buffer> {
-        let kind = dev.buffer_type();
+        let kind = dev.buffer_type()?;
         let size = size.max(1);
         // SAFETY: buffer types live as long as the process.
         let (raw, alignment) = unsafe {
@@ -48,16 +49,18 @@ impl Buffer {
                 sys::ggml_backend_buft_get_alignment(kind.as_ptr()),
             )
         };
+        dev.check()?;
         let raw = NonNull::new(raw).ok_or_else(|| {
             Error::device(format!("{} could not provide {:.1} MiB", dev.name(), size as f64 / 1048576.0))
         })?;
         // SAFETY: the buffer was just allocated and is owned here.
         let start = unsafe { sys::ggml_backend_buffer_get_base(raw.as_ptr()) } as usize;
-        Ok(Buffer { raw, serial: serial(), start, size, alignment: alignment.max(1), lent: None })
+        Ok(Buffer { raw, dev, serial: serial(), start, size, alignment: alignment.max(1), lent: None })
     }
 
     /// Host memory as a read-only buffer of the CPU device.
     pub(crate) fn lend(bytes: Bytes) -> Result<Buffer> {
+        let dev = Dev::cpu()?;
         let address = bytes.as_ptr() as usize;
         let base = address - address % HOST_ALIGNMENT;
         let size = address - base + bytes.len();
@@ -66,7 +69,20 @@ impl Buffer {
         // and unchanged as long as `lent`.
         let raw = unsafe { sys::ggml_backend_cpu_buffer_from_ptr(base as *mut _, size) };
         let raw = NonNull::new(raw).ok_or_else(|| Error::device("cannot use mapped memory in place"))?;
-        Ok(Buffer { raw, serial: serial(), start: address, size: bytes.len(), alignment: 1, lent: Some(bytes) })
+        Ok(Buffer {
+            raw,
+            dev,
+            serial: serial(),
+            start: address,
+            size: bytes.len(),
+            alignment: 1,
+            lent: Some(bytes),
+        })
+    }
+
+    /// The device whose memory it is.
+    pub(super) fn dev(&self) -> Dev {
+        self.dev
     }
 
     /// What tells this buffer from every other of the process.

@@ -195,7 +195,7 @@ impl Context {
     /// Bytes that `dev` wants for it.
     pub(crate) fn alloc_size(&self, id: Id, dev: Dev) -> Result<usize> {
         // SAFETY: buffer types are static, the tensor is alive.
-        Ok(unsafe { sys::ggml_backend_buft_get_alloc_size(dev.buffer_type().as_ptr(), self.raw(id)?) })
+        Ok(unsafe { sys::ggml_backend_buft_get_alloc_size(dev.buffer_type()?.as_ptr(), self.raw(id)?) })
     }
 
     /// Whether `dev` can compute it.
@@ -360,7 +360,7 @@ impl Context {
         let raw = self.check_in(id, buffer, size_of_val(out))?;
         // SAFETY: the tensor lies in the live `buffer` and is as long as `out`; any bytes are floats.
         unsafe { sys::ggml_backend_tensor_get(raw, out.as_mut_ptr().cast(), 0, size_of_val(out)) };
-        Ok(())
+        buffer.dev().check()
     }
 
     /// The graph that computes `wanted`, in that order, each after what it needs.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys as sys;
 
-use super::text;
+use super::{rpc, text};
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 
@@ -55,10 +55,17 @@ impl Dev {
         text(unsafe { sys::ggml_backend_dev_name(self.0.as_ptr()) })
     }
 
-    /// The hardware's name.
+    /// The hardware's name; of a remote device, its worker's endpoint.
     pub(crate) fn description(self) -> String {
-        // SAFETY: the device is alive.
-        text(unsafe { sys::ggml_backend_dev_description(self.0.as_ptr()) })
+        rpc::endpoint(self).unwrap_or_else(|| {
+            // SAFETY: the device is alive.
+            text(unsafe { sys::ggml_backend_dev_description(self.0.as_ptr()) })
+        })
+    }
+
+    /// An error if it is lost for good, which only remote devices can be.
+    pub(crate) fn check(self) -> Result<()> {
+        rpc::check(self)
     }
 
     /// The name of the driver that registered it, such as `CUDA`.
@@ -88,25 +95,22 @@ impl Dev {
         (free, total)
     }
 
-    /// The largest single buffer, in bytes.
+    /// The largest single buffer, in bytes; 0 where the device has no memory.
     pub(crate) fn max_buffer(self) -> usize {
         // SAFETY: buffer types live as long as the process.
-        unsafe { sys::ggml_backend_buft_get_max_size(self.buffer_type().as_ptr()) }
+        self.buffer_type().map_or(0, |kind| unsafe { sys::ggml_backend_buft_get_max_size(kind.as_ptr()) })
     }
 
     /// Bytes that tensors' offsets must be multiples of.
     pub(crate) fn alignment(self) -> usize {
         // SAFETY: buffer types live as long as the process.
-        unsafe { sys::ggml_backend_buft_get_alignment(self.buffer_type().as_ptr()) }.max(1)
+        self.buffer_type().map_or(1, |kind| unsafe { sys::ggml_backend_buft_get_alignment(kind.as_ptr()) }.max(1))
     }
 
-    pub(super) fn buffer_type(self) -> NonNull<sys::ggml_backend_buffer_type> {
-        // SAFETY: the device is alive; every device has a buffer type.
+    pub(super) fn buffer_type(self) -> Result<NonNull<sys::ggml_backend_buffer_type>> {
+        // SAFETY: the device is alive.
         let kind = unsafe { sys::ggml_backend_dev_buffer_type(self.0.as_ptr()) };
-        NonNull::new(kind).unwrap_or_else(|| {
-            // SAFETY: the CPU buffer type is static.
-            NonNull::new(unsafe { sys::ggml_backend_cpu_buffer_type() }).unwrap_or(NonNull::dangling())
-        })
+        NonNull::new(kind).ok_or_else(|| Error::device(format!("{} has no memory of its own", self.name())))
     }
 
     pub(super) fn raw(self) -> *mut sys::ggml_backend_device {
@@ -184,6 +188,7 @@ impl Backend {
     ) -> Result<()> {
         let raw = self.raw.as_ptr();
         cancel.check()?;
+        self.dev.check()?;
         if let Some(set) = self.set_abort {
             // SAFETY: the flag outlives the computation because `cancel` does, and the callback is removed below.
             unsafe { set(raw, Some(should_stop), Arc::as_ptr(cancel.flag()) as *mut c_void) };

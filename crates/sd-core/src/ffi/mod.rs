@@ -8,6 +8,7 @@ pub(crate) mod context;
 mod custom;
 pub(crate) mod device;
 mod ops;
+mod relay;
 pub(crate) mod rpc;
 mod twin;
 pub(crate) mod types;
@@ -58,10 +59,11 @@ unsafe extern "C" fn log(level: sys::ggml_log_level, text: *const c_char, _: *mu
     let (level, line) = (partial.0, std::mem::take(&mut partial.1));
     drop(partial);
     let line = line.trim_end();
+    // What fails in ggml is an error here too, which says more; its own words are for developers.
     match level {
-        sys::GGML_LOG_LEVEL_ERROR => tracing::error!(target: "ggml", "{line}"),
-        sys::GGML_LOG_LEVEL_WARN => tracing::warn!(target: "ggml", "{line}"),
-        sys::GGML_LOG_LEVEL_INFO => tracing::debug!(target: "ggml", "{line}"),
+        sys::GGML_LOG_LEVEL_ERROR | sys::GGML_LOG_LEVEL_WARN | sys::GGML_LOG_LEVEL_INFO => {
+            tracing::debug!(target: "ggml", "{line}");
+        }
         _ => tracing::trace!(target: "ggml", "{line}"),
     }
 }
@@ -72,10 +74,13 @@ unsafe extern "C" fn aborting(message: *const c_char) {
     }
     // SAFETY: ggml passes a NUL-terminated string that outlives the call.
     let message = unsafe { CStr::from_ptr(message) }.to_string_lossy();
-    tracing::error!(target: "ggml", "ends the process: {message}");
-    // ggml prints nothing itself once a callback is set, and a subscriber may not be installed.
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "ggml ends the process: {message}");
+    if tracing::dispatcher::has_been_set() {
+        tracing::error!(target: "ggml", "ends the process: {message}");
+    } else {
+        // ggml prints nothing itself once a callback is set.
+        use std::io::Write;
+        let _ = writeln!(std::io::stderr(), "ggml ends the process: {message}");
+    }
 }
 
 /// Text that ggml owns for the life of the process.

@@ -1,14 +1,16 @@
-//! ggml's remote devices. The bindings lack these functions, so they are declared here as in `ggml-rpc.h`.
+//! ggml's remote devices, reached through a [`Relay`] each. The bindings lack these functions, so they are declared
+//! here as in `ggml-rpc.h`.
 
 use std::ffi::{CString, c_char};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use ggml_sys as sys;
 
 use super::device::Dev;
+use super::relay::{CAPABILITIES, PATIENCE, PROTOCOL, Relay, command::HELLO};
 use crate::error::{Error, Result};
 
 unsafe extern "C" {
@@ -22,29 +24,45 @@ unsafe extern "C" {
     );
 }
 
-/// Of the protocol at the pinned version: `RPC_PROTO_MAJOR_VERSION`, `RPC_PROTO_MINOR_VERSION`.
-const PROTOCOL: (u8, u8) = (7, 0);
-const HELLO: u8 = 14;
-const CAPABILITIES: usize = 24;
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The workers of this process, with their devices.
+static WORKERS: RwLock<Vec<(Relay, Vec<Dev>)>> = RwLock::new(Vec::new());
 
 /// Registers the devices of the server at `endpoint`, `host:port`, and returns them. Again for the same endpoint, it
 /// returns the same devices.
 pub(crate) fn add_server(endpoint: &str) -> Result<Vec<Dev>> {
+    static ADDING: Mutex<()> = Mutex::new(());
     super::init();
+    let _one_at_a_time = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = |(relay, devices): &(Relay, Vec<Dev>)| relay.check().map(|()| devices.clone());
+    let workers = WORKERS.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(worker) = workers.iter().find(|(relay, _)| relay.endpoint() == endpoint) {
+        return known(worker);
+    }
+    drop(workers);
     probe(endpoint)?;
-    let name = CString::new(endpoint).map_err(|_| Error::request(format!("{endpoint:?} is not host:port")))?;
-    // SAFETY: the name is NUL-terminated. ggml ends the process when it cannot connect or greet; `probe` has just
-    // done both.
+    let relay = Relay::start(endpoint)?;
+    let devices = register(&relay.address().to_string())?;
+    // What ggml asks a device once and keeps must come from the worker itself.
+    devices.iter().try_for_each(|d| d.buffer_type().map(|_| ()))?;
+    relay.check()?;
+    if devices.is_empty() {
+        return Err(Error::device(format!("RPC server {endpoint}: it offers no devices")));
+    }
+    let mut workers = WORKERS.write().unwrap_or_else(PoisonError::into_inner);
+    workers.push((relay, devices.clone()));
+    Ok(devices)
+}
+
+/// Registers the devices behind a relay; none if its worker offers none.
+fn register(address: &str) -> Result<Vec<Dev>> {
+    let name = CString::new(address).map_err(|_| Error::internal("a relay's address"))?;
+    // SAFETY: the name is NUL-terminated. ggml ends the process when it cannot connect or greet; a relay accepts and
+    // greets whatever its worker does.
     let reg = unsafe { ggml_backend_rpc_add_server(name.as_ptr()) };
-    let reg = NonNull::new(reg).ok_or_else(|| Error::device(format!("{endpoint} offers no devices")))?;
-    // SAFETY: registries live as long as the process; registering one that is known already is ignored by ggml only
-    // when asked not to: so look before.
+    let Some(reg) = NonNull::new(reg) else { return Ok(Vec::new()) };
+    // SAFETY: registries live as long as the process; this one is new, as every relay has an address of its own.
     unsafe {
-        let known = (0..sys::ggml_backend_reg_count()).any(|i| sys::ggml_backend_reg_get(i) == reg.as_ptr());
-        if !known {
-            sys::ggml_backend_register(reg.as_ptr());
-        }
+        sys::ggml_backend_register(reg.as_ptr());
         let devices: Vec<_> = (0..sys::ggml_backend_reg_dev_count(reg.as_ptr()))
             .map(|i| sys::ggml_backend_reg_dev_get(reg.as_ptr(), i))
             .collect();
@@ -52,7 +70,20 @@ pub(crate) fn add_server(endpoint: &str) -> Result<Vec<Dev>> {
     }
 }
 
-/// Connects and greets as ggml does, so that failures are errors.
+/// An error if `dev` belongs to a worker that is lost: what was read from it since is not what it computed.
+pub(super) fn check(dev: Dev) -> Result<()> {
+    let workers = WORKERS.read().unwrap_or_else(PoisonError::into_inner);
+    workers.iter().find(|(_, devices)| devices.contains(&dev)).map_or(Ok(()), |(relay, _)| relay.check())
+}
+
+/// The endpoint of the worker that `dev` belongs to.
+pub(super) fn endpoint(dev: Dev) -> Option<String> {
+    let workers = WORKERS.read().unwrap_or_else(PoisonError::into_inner);
+    let worker = workers.iter().find(|(_, devices)| devices.contains(&dev));
+    worker.map(|(relay, _)| relay.endpoint().to_owned())
+}
+
+/// Connects and greets as ggml does, so that a wrong endpoint is told apart from a lost worker.
 fn probe(endpoint: &str) -> Result<()> {
     let bad = |why: String| Error::device(format!("RPC server {endpoint}: {why}"));
     if endpoint.matches(':').count() != 1 {
