@@ -11,6 +11,7 @@ mod ffi;
 pub mod graph;
 mod kernels;
 mod lower;
+pub mod passes;
 pub mod plan;
 mod residency;
 pub mod scope;

@@ -32,7 +32,7 @@ pub enum Role {
     Kernel,
     /// A table `[n, c]` whose rows are looked up.
     Table,
-    /// A bias, a norm, a position table: f32.
+    /// A bias, a norm, a position table, a factor of an adapter: f32.
     Vector,
 }
 
@@ -274,7 +274,8 @@ impl Scope {
         self.weight_as(name, role, shape)
     }
 
-    fn weight_as(&self, name: &str, role: Role, shape: Shape) -> Result<Weight> {
+    /// The tensor `name`, used as `role`, seen as `shape`.
+    pub(crate) fn weight_as(&self, name: &str, role: Role, shape: Shape) -> Result<Weight> {
         let full = self.join(name);
         let meta = self.root.source.meta(&full).ok_or_else(|| self.missing(name))?;
         let origin = self.root.source.origin(&full);

@@ -59,6 +59,12 @@ impl Runner {
         })
     }
 
+    /// Takes weights from `source` from now on and frees those whose names `keep` refuses. A name must always mean the
+    /// same bytes: weights that are on the device already are not read again.
+    pub fn set_source(&mut self, source: Arc<dyn WeightSource>, keep: impl Fn(&str) -> bool) {
+        self.store.set_source(source, keep);
+    }
+
     /// Where it runs.
     pub fn device(&self) -> &Arc<Device> {
         &self.device

@@ -187,6 +187,22 @@ impl Graph {
         self.push_node(op, inputs, shape, DType::F32)
     }
 
+    /// Appends a node as it stands: for passes, whose operands were checked before.
+    pub(crate) fn copy(&self, node: Node) -> Var {
+        let (label, v) = (node.label.clone(), self.push_node(node.op, &node.inputs, node.shape, node.dtype));
+        if let Some(label) = label {
+            self.label(v, &label);
+        }
+        v
+    }
+
+    /// [`Graph::cut`] for passes, which know modules by label only.
+    pub(crate) fn cut_here(&self, label: Arc<str>, live: Vec<Var>) {
+        let mut inner = self.inner.borrow_mut();
+        let at = inner.nodes.len();
+        inner.cuts.push(Cut { label, at, live });
+    }
+
     fn push_node(&self, op: Op, inputs: &[Var], shape: Shape, dtype: DType) -> Var {
         let mut inner = self.inner.borrow_mut();
         let v = Var(inner.nodes.len() as u32);

@@ -40,6 +40,11 @@ impl Store {
         Store { device, source, resident: HashMap::new() }
     }
 
+    pub(crate) fn set_source(&mut self, source: Arc<dyn WeightSource>, keep: impl Fn(&str) -> bool) {
+        self.source = source;
+        self.resident.retain(|(name, _), _| keep(name));
+    }
+
     /// Bytes of device memory that weights take, those used in place not counted.
     pub(crate) fn bytes(&self) -> usize {
         let mut buffers: Vec<&Arc<Buffer>> = self.resident.values().map(|r| &r.buffer).collect();

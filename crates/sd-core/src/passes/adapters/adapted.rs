@@ -1,0 +1,308 @@
+//! The weights of a network with adapters: those of the network, and what adapters add under names of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::change::{self, Kind, Rows};
+use super::{Adapter, Change};
+use crate::convert::{from_f32, to_f32};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::exec::TypePolicy;
+use crate::scope::{Role, Weight};
+use crate::shape::Shape;
+use crate::tensor::{Bytes, Origin, TensorMeta, WeightSource};
+
+/// Where changes are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Beside weights that are quantised or 8-bit floats in memory, in all others.
+    #[default]
+    Auto,
+    /// In the weights when they are loaded. Quantised ones become f16, so that weak changes are not rounded away.
+    Immediately,
+    /// Beside the weights in every run. Biases and norms, which are f32 in memory anyway, are changed when loaded.
+    AtRuntime,
+}
+
+/// A network's weights with adapters.
+pub struct Adapted {
+    base: Arc<dyn WeightSource>,
+    adapters: Vec<(Arc<Adapter>, f32)>,
+    mode: Mode,
+    types: TypePolicy,
+    targets: BTreeMap<String, Target>,
+    entries: BTreeMap<String, Entry>,
+}
+
+/// A weight that is changed.
+struct Target {
+    meta: TensorMeta,
+    /// Adapter and change, by number.
+    changes: Vec<(usize, usize)>,
+}
+
+/// A tensor that is added.
+struct Entry {
+    target: String,
+    piece: Option<(usize, usize, Piece)>,
+    meta: TensorMeta,
+}
+
+/// What a change adds beside a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Piece {
+    /// `down` of a low rank.
+    Down,
+    /// `mid` of a low rank.
+    Mid,
+    /// `up` of a low rank, its rows where they belong in the weight.
+    Up,
+    /// The left factor of a Kronecker product.
+    Left,
+    /// The right one.
+    Right,
+    /// The whole change at strength 1.
+    Delta,
+}
+
+impl Piece {
+    fn suffix(self) -> &'static str {
+        match self {
+            Piece::Down => "down",
+            Piece::Mid => "mid",
+            Piece::Up => "up",
+            Piece::Left => "left",
+            Piece::Right => "right",
+            Piece::Delta => "delta",
+        }
+    }
+}
+
+/// A change of a weight, to be applied in a program.
+pub(super) struct Path<'a> {
+    pub(super) change: &'a Change,
+    pub(super) strength: f32,
+    /// What stands before the names of its pieces.
+    pub(super) name: String,
+    /// Sizes of its parts: rank after `down`, rank before `up`.
+    pub(super) ranks: [usize; 2],
+    /// Sizes of the factors of a Kronecker product.
+    pub(super) factors: [[usize; 2]; 2],
+    pub(super) pieces: &'static [Piece],
+}
+
+impl Adapted {
+    /// `base` with `adapters`, each at its strength; one of strength 0 is left out. `types` are those of the runner.
+    ///
+    /// # Errors
+    /// A change does not fit its weight. Weights that `base` lacks are passed over.
+    pub fn new(
+        base: Arc<dyn WeightSource>,
+        adapters: Vec<(Arc<Adapter>, f32)>,
+        mode: Mode,
+        types: TypePolicy,
+    ) -> Result<Adapted> {
+        let adapters: Vec<_> = adapters.into_iter().filter(|(_, strength)| *strength != 0.0).collect();
+        let (targets, entries) = (BTreeMap::new(), BTreeMap::new());
+        let mut out = Adapted { base, adapters, mode, types, targets, entries };
+        for (a, (adapter, _)) in out.adapters.iter().enumerate() {
+            for (name, changes) in &adapter.changes {
+                let Some(meta) = out.base.meta(name) else { continue };
+                let target = out.targets.entry(name.clone()).or_insert(Target { meta, changes: Vec::new() });
+                for (c, change) in changes.iter().enumerate() {
+                    let named = |e: Error| e.context(out.base.origin(name).name);
+                    change.check(&*adapter.source, &meta.shape).map_err(named)?;
+                    target.changes.push((a, c));
+                }
+            }
+        }
+        for name in out.targets.keys() {
+            for (entry, value) in out.added(name)? {
+                out.entries.insert(entry, value);
+            }
+        }
+        Ok(out)
+    }
+
+    /// The names of changed weights.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        self.targets.keys().map(String::as_str)
+    }
+
+    /// Whether programs with these adapters may read a tensor: not one that other adapters added.
+    pub fn keeps(&self, name: &str) -> bool {
+        self.meta(name).is_some()
+    }
+
+    /// Whether the changes of a weight are made in it.
+    pub(super) fn merges(&self, weight: &Weight) -> bool {
+        let kept = weight.role() == Role::Vector;
+        kept || match self.mode {
+            Mode::Immediately => true,
+            Mode::AtRuntime => false,
+            Mode::Auto => !is_coarse(weight.dtype()) && !is_coarse(self.types.memory_type(weight)),
+        }
+    }
+
+    pub(super) fn is_target(&self, name: &str) -> bool {
+        self.targets.contains_key(name)
+    }
+
+    /// The name of a changed weight.
+    pub(super) fn merged(&self, target: &str) -> String {
+        let mut name = format!("{target}#merged");
+        for (a, c) in self.targets.get(target).map_or(&[][..], |t| &t.changes) {
+            if let Some((adapter, strength)) = self.adapters.get(*a) {
+                name.push_str(&format!(",{}.{c}*{:x}", adapter.serial, strength.to_bits()));
+            }
+        }
+        name
+    }
+
+    /// The changes of a weight.
+    pub(super) fn paths(&self, target: &str) -> Result<Vec<Path<'_>>> {
+        let Some(t) = self.targets.get(target) else { return Ok(Vec::new()) };
+        t.changes.iter().map(|&(a, c)| self.path(target, &t.meta.shape, a, c)).collect()
+    }
+
+    fn change(&self, target: &str, a: usize, c: usize) -> Result<(&Adapter, f32, &Change)> {
+        let found = self
+            .adapters
+            .get(a)
+            .and_then(|(adapter, strength)| Some((&**adapter, *strength, adapter.changes.get(target)?.get(c)?)));
+        found.ok_or_else(|| Error::internal(format!("{target} has no change {c} of adapter {a}")))
+    }
+
+    fn path(&self, target: &str, weight: &Shape, a: usize, c: usize) -> Result<Path<'_>> {
+        let (adapter, strength, change) = self.change(target, a, c)?;
+        let name = format!("{target}#{}.{c}.", adapter.serial);
+        let [_, _, spatial] = change::split(weight);
+        let (mut ranks, mut factors) = ([0; 2], [[0; 2]; 2]);
+        let pieces: &[Piece] = match &change.kind {
+            _ if change.magnitude.is_some() => &[Piece::Delta],
+            Kind::LowRank { down, mid, up } => {
+                ranks = [change::dims(&*adapter.source, down)?[0], change::dims(&*adapter.source, up)?[1]];
+                if mid.is_some() { &[Piece::Down, Piece::Mid, Piece::Up] } else { &[Piece::Down, Piece::Up] }
+            }
+            Kind::Kronecker(left, right) if spatial == 1 && change.rows == Rows::All => {
+                factors = [left.dims(&*adapter.source)?, right.dims(&*adapter.source)?];
+                &[Piece::Left, Piece::Right]
+            }
+            _ => &[Piece::Delta],
+        };
+        Ok(Path { change, strength, name, ranks, factors, pieces })
+    }
+
+    /// The tensors that may be added for a weight.
+    fn added(&self, target: &str) -> Result<Vec<(String, Entry)>> {
+        let Some(Target { meta, changes }) = self.targets.get(target) else { return Ok(Vec::new()) };
+        let entry = |piece, meta| Entry { target: target.to_owned(), piece, meta };
+        let dtype = merged_type(meta.dtype);
+        let mut out = vec![(self.merged(target), entry(None, TensorMeta { shape: meta.shape, dtype }))];
+        let [n, k, s] = change::split(&meta.shape);
+        for &(a, c) in changes {
+            let path = self.path(target, &meta.shape, a, c)?;
+            let [down, up] = path.ranks;
+            for &piece in path.pieces {
+                let (shape, dtype) = match piece {
+                    Piece::Down if path.pieces.contains(&Piece::Mid) => {
+                        (Shape::new(&[down, k / s.max(1)])?, DType::F32)
+                    }
+                    Piece::Down => (Shape::new(&[down, k])?, DType::F32),
+                    Piece::Mid => (Shape::new(&[up, down * s])?, DType::F32),
+                    Piece::Up => (Shape::new(&[n, up])?, DType::F32),
+                    Piece::Left => (Shape::new(&path.factors[0])?, DType::F32),
+                    Piece::Right => (Shape::new(&path.factors[1])?, DType::F32),
+                    Piece::Delta => (meta.shape, dtype),
+                };
+                let meta = TensorMeta { shape, dtype };
+                out.push((format!("{}{}", path.name, piece.suffix()), entry(Some((a, c, piece)), meta)));
+            }
+        }
+        Ok(out)
+    }
+
+    fn base_values(&self, target: &str, meta: TensorMeta) -> Result<Vec<f32>> {
+        to_f32(meta.dtype, &self.base.bytes(target)?, meta.shape.elements())
+    }
+
+    /// The elements of an entry.
+    fn values(&self, entry: &Entry) -> Result<Vec<f32>> {
+        let missing = || Error::internal(format!("{} is not changed", entry.target));
+        let target = self.targets.get(&entry.target).ok_or_else(missing)?;
+        let shape = &target.meta.shape;
+        let base = || self.base_values(&entry.target, target.meta);
+        let Some((a, c, piece)) = entry.piece else {
+            let mut values = base()?;
+            for &(a, c) in &target.changes {
+                let (adapter, strength, change) = self.change(&entry.target, a, c)?;
+                let delta = change.values(&*adapter.source, shape, &base)?;
+                values.iter_mut().zip(&delta).for_each(|(v, d)| *v += strength * d);
+            }
+            return Ok(values);
+        };
+        let (adapter, _, change) = self.change(&entry.target, a, c)?;
+        let source = &*adapter.source;
+        let tensor = |name: &str| change::matrix(source, name).map(|m| m.values);
+        match (piece, &change.kind) {
+            (Piece::Down, Kind::LowRank { down, .. }) => tensor(down),
+            (Piece::Mid, Kind::LowRank { mid: Some(mid), .. }) => tensor(mid),
+            (Piece::Up, Kind::LowRank { up, .. }) => {
+                let up = change::matrix(source, up)?;
+                Ok(change.rows.place(&up, shape.dim(0)))
+            }
+            (Piece::Left, Kind::Kronecker(left, _)) => left.values(source).map(|m| m.values),
+            (Piece::Right, Kind::Kronecker(_, right)) => right.values(source).map(|m| m.values),
+            _ => change.values(source, shape, &base),
+        }
+    }
+
+    /// The tensor of a file that an entry is known by.
+    fn tensor_of(&self, entry: &Entry) -> Option<(&Adapter, &str)> {
+        let (a, c, _) = entry.piece?;
+        let (adapter, _, change) = self.change(&entry.target, a, c).ok()?;
+        Some((adapter, change.kind.name()))
+    }
+}
+
+/// Whether small changes of values of this type are rounded away.
+fn is_coarse(dtype: DType) -> bool {
+    dtype.is_quantised() || matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
+}
+
+/// The type of a changed weight that is stored as `dtype`.
+fn merged_type(dtype: DType) -> DType {
+    match dtype {
+        DType::F32 | DType::F16 | DType::BF16 => dtype,
+        t if is_coarse(t) => DType::F16,
+        _ => DType::F32,
+    }
+}
+
+impl WeightSource for Adapted {
+    fn names(&self) -> Vec<&str> {
+        self.base.names()
+    }
+
+    fn meta(&self, name: &str) -> Option<TensorMeta> {
+        self.entries.get(name).map(|e| e.meta).or_else(|| self.base.meta(name))
+    }
+
+    fn bytes(&self, name: &str) -> Result<Bytes> {
+        let Some(entry) = self.entries.get(name) else { return self.base.bytes(name) };
+        let made = self.values(entry).and_then(|v| from_f32(entry.meta.dtype, &v, entry.meta.shape.last().max(1)));
+        made.map(Bytes::from).map_err(|e| e.context(self.origin(name).name))
+    }
+
+    fn origin(&self, name: &str) -> Origin {
+        let Some(entry) = self.entries.get(name) else { return self.base.origin(name) };
+        match self.tensor_of(entry) {
+            Some((adapter, tensor)) => adapter.source.origin(tensor),
+            None => {
+                let base = self.base.origin(&entry.target);
+                Origin { name: format!("{} with adapters", base.name), file: base.file }
+            }
+        }
+    }
+}

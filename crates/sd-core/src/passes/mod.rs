@@ -1,0 +1,3 @@
+//! Passes: programs made of programs.
+
+pub mod adapters;
