@@ -1,136 +1,150 @@
-//! Samplers: how a latent moves from one noise level to the next. Formulas are k-diffusion's, written with
-//! the denoised estimate `D` and the ratio of noise levels, so that the last step lands on `D` exactly.
+//! Samplers: how a latent moves from one noise level to the next. Formulas are the references', written with the
+//! denoised estimate `D` and the ratio of noise levels, so that the last step lands on `D` exactly.
 
-use sd_core::Result;
+mod brownian;
+mod consistency;
+mod dpmpp;
+mod dpmpp_sde;
+mod er_sde;
+mod euler;
+mod heun;
+mod kind;
+mod multistep;
+mod options;
+mod res;
+mod step;
 
-use crate::names::named;
+use std::collections::VecDeque;
 
-/// Which sampler.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum SamplerKind {
-    /// Euler's method on the probability flow (Karras et al. 2022, algorithm 2 without churn).
-    Euler,
-    /// Euler steps with ancestral noise.
-    EulerA,
-    /// DPM-Solver++(2M) (Lu et al. 2022).
-    DpmPp2m,
+use sd_core::{Error, Result};
+
+use crate::schedule::SigmaTable;
+use brownian::Brownian;
+use multistep::Directions;
+use step::{Method, Step};
+
+pub use kind::SamplerKind;
+pub use options::SampleOptions;
+
+/// What a network makes of a latent at a noise level.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Estimate {
+    /// The denoised latent `D`, guided.
+    pub denoised: Vec<f32>,
+    /// The denoised latent without guidance: under the picture's condition alone, else the negative prompt's. Absent
+    /// when there is no such pass, and read only by samplers with [`SamplerKind::uses_base`].
+    pub base: Option<Vec<f32>>,
 }
 
-named!(
-    SamplerKind,
-    "sampler",
-    [("euler", SamplerKind::Euler), ("euler_a", SamplerKind::EulerA), ("dpm++2m", SamplerKind::DpmPp2m),]
-);
-
-impl SamplerKind {
-    /// The name web UIs know it by.
-    pub fn label(self) -> &'static str {
-        match self {
-            SamplerKind::Euler => "Euler",
-            SamplerKind::EulerA => "Euler a",
-            SamplerKind::DpmPp2m => "DPM++ 2M",
-        }
-    }
-
-    /// The noise scale when a request names none.
-    pub fn default_eta(self) -> f32 {
-        if self.uses_eta() { 1.0 } else { 0.0 }
-    }
-
-    /// Whether the sampler adds noise.
-    pub fn uses_eta(self) -> bool {
-        match self {
-            SamplerKind::EulerA => true,
-            SamplerKind::Euler | SamplerKind::DpmPp2m => false,
-        }
+impl From<Vec<f32>> for Estimate {
+    fn from(denoised: Vec<f32>) -> Estimate {
+        Estimate { denoised, base: None }
     }
 }
 
-/// The denoised estimate `D` of a latent at a noise level.
-pub type Denoise<'a> = dyn FnMut(&[f32], f64) -> Result<Vec<f32>> + 'a;
+/// The estimate for a latent at a noise level.
+pub type Denoise<'a> = dyn FnMut(&[f32], f64) -> Result<Estimate> + 'a;
 
 /// That many fresh standard normal values.
 pub type Noise<'a> = dyn FnMut(usize) -> Vec<f32> + 'a;
 
-/// A sampler in the middle of one run. It holds what earlier steps left, nothing else.
+/// What a run of a sampler depends on, besides its kind.
 #[derive(Debug, Clone)]
-pub struct Sampler {
-    kind: SamplerKind,
-    eta: f64,
-    previous: Option<Previous>,
+pub struct SamplerSetup {
+    /// The noise levels to visit, falling.
+    pub sigmas: Vec<f64>,
+    /// The model's levels; they also say whether it is a rectified flow.
+    pub table: SigmaTable,
+    /// How much fresh noise, 1 as much as the diffusion itself.
+    pub eta: f64,
+    /// Seed of noise that is not drawn from the caller's stream: the Brownian path of some samplers.
+    pub seed: u64,
+    /// Fine tuning.
+    pub options: SampleOptions,
 }
 
-#[derive(Debug, Clone)]
-struct Previous {
-    denoised: Vec<f32>,
-    /// The length of the step in ln sigma.
-    h: f64,
+/// A sampler in the middle of one run. It holds what earlier steps left, nothing else.
+pub struct Sampler {
+    kind: SamplerKind,
+    setup: SamplerSetup,
+    method: Box<dyn Method>,
+    done: usize,
+    brownian: Option<Brownian>,
 }
 
 impl Sampler {
     /// A sampler at the start of a run.
-    pub fn new(kind: SamplerKind, eta: f64) -> Sampler {
-        Sampler { kind, eta, previous: None }
+    pub fn new(kind: SamplerKind, mut setup: SamplerSetup) -> Sampler {
+        // Pure noise of a flow has no finite ratio of picture to noise (ComfyUI's `offset_first_sigma_for_snr`).
+        if kind.steps_in_lambda() && setup.table.is_flow() {
+            let near = setup.table.flow_level(0.9999);
+            setup.sigmas.iter_mut().filter(|s| **s >= 1.0).for_each(|s| *s = near);
+        }
+        Sampler { kind, method: method(kind, &setup.options), setup, done: 0, brownian: None }
     }
 
-    /// Moves `x` from noise level `from` to `to`, 0 for the last step, and returns the estimate it used. Noise
-    /// is drawn once per step that adds any.
+    /// How many steps the run has.
+    pub fn steps(&self) -> usize {
+        self.setup.sigmas.len().saturating_sub(1)
+    }
+
+    /// Moves `x` from the level it is at to the next and returns the estimate at the start of the step.
     ///
     /// # Errors
-    /// Those of `denoise`.
-    pub fn step(
-        &mut self,
-        x: &mut [f32],
-        from: f64,
-        to: f64,
-        denoise: &mut Denoise<'_>,
-        noise: &mut Noise<'_>,
-    ) -> Result<Vec<f32>> {
-        let d = denoise(x, from)?;
-        match self.kind {
-            SamplerKind::Euler => toward(x, &d, to / from),
-            SamplerKind::EulerA => {
-                let (down, up) = ancestral(from, to, self.eta);
-                toward(x, &d, down / from);
-                if up > 0.0 {
-                    let fresh = noise(x.len());
-                    zip(x, &fresh, |x, e| x + up * e);
-                }
-            }
-            SamplerKind::DpmPp2m => self.dpm_pp_2m(x, &d, from, to),
+    /// Those of `denoise`; a step after the last.
+    pub fn step(&mut self, x: &mut [f32], denoise: &mut Denoise<'_>, noise: &mut Noise<'_>) -> Result<Vec<f32>> {
+        if self.done >= self.steps() {
+            return Err(Error::internal("a sampler was stepped past its last noise level"));
         }
-        Ok(d)
-    }
-
-    /// First order for the first and the last step, second order between.
-    fn dpm_pp_2m(&mut self, x: &mut [f32], d: &[f32], from: f64, to: f64) {
-        let h = (from / to).ln();
-        match &self.previous {
-            Some(previous) if to > 0.0 => {
-                let w = 0.5 * h / previous.h;
-                let mut ahead = d.to_vec();
-                zip(&mut ahead, &previous.denoised, |d, d_prev| (1.0 + w) * d - w * d_prev);
-                toward(x, &ahead, to / from);
-            }
-            _ => toward(x, d, to / from),
+        if self.kind.uses_brownian() && self.brownian.is_none() {
+            let positive = self.setup.sigmas.iter().copied().filter(|s| *s > 0.0);
+            let (low, high) = positive.fold((f64::INFINITY, 0.0), |(low, high), s| (s.min(low), s.max(high)));
+            self.brownian = Some(Brownian::new(self.setup.seed, x.len(), low, high));
         }
-        self.previous = Some(Previous { denoised: d.to_vec(), h });
+        let SamplerSetup { sigmas, table, eta, .. } = &self.setup;
+        let brownian = self.brownian.as_mut();
+        let mut at = Step { sigmas, i: self.done, table, eta: *eta, denoise, noise, brownian };
+        let denoised = self.method.step(&mut at, x)?;
+        self.done += 1;
+        Ok(denoised)
     }
 }
 
-/// The noise level to step down to, and the noise to add after, so that together they make `to`.
-fn ancestral(from: f64, to: f64, eta: f64) -> (f64, f64) {
-    let up = (eta * (to * to * (from * from - to * to) / (from * from)).max(0.0).sqrt()).min(to);
-    ((to * to - up * up).max(0.0).sqrt(), up)
-}
-
-/// `x = r x + (1 - r) d`: the exact step of the flow when `d` is constant.
-fn toward(x: &mut [f32], d: &[f32], r: f64) {
-    zip(x, d, |x, d| r * x + (1.0 - r) * d);
-}
-
-fn zip(x: &mut [f32], y: &[f32], f: impl Fn(f64, f64) -> f64) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x = f(f64::from(*x), f64::from(*y)) as f32;
+fn method(kind: SamplerKind, o: &SampleOptions) -> Box<dyn Method> {
+    use SamplerKind as K;
+    match kind {
+        K::Euler => Box::new(euler::Euler),
+        K::EulerA | K::DdimTrailing => Box::new(euler::EulerA),
+        K::EulerCfgPp => Box::new(euler::EulerCfgPp { ancestral: false }),
+        K::EulerACfgPp => Box::new(euler::EulerCfgPp { ancestral: true }),
+        K::EulerGe => Box::new(euler::GradientEstimation { gamma: o.gamma, previous: None }),
+        K::Heun => Box::new(heun::Heun),
+        K::HeunPp2 => Box::new(heun::HeunPp2),
+        K::Dpm2 => Box::new(heun::Dpm2 { ancestral: false }),
+        K::Dpm2A => Box::new(heun::Dpm2 { ancestral: true }),
+        K::DpmPp2sA => Box::new(dpmpp::TwoSAncestral),
+        K::DpmPp2m => Box::new(dpmpp::TwoM::default()),
+        K::DpmPp2mV2 => Box::new(dpmpp::TwoM { v2: true, previous: None }),
+        K::DpmPpSde => Box::new(dpmpp_sde::Sde),
+        K::DpmPp2mSde | K::DpmPp2mSdeBt => {
+            Box::new(dpmpp_sde::MultistepSde { third_order: false, history: VecDeque::new() })
+        }
+        K::DpmPp3mSde => Box::new(dpmpp_sde::MultistepSde { third_order: true, history: VecDeque::new() }),
+        K::Ipndm => Box::new(multistep::Ipndm::default()),
+        K::IpndmV => Box::new(multistep::Ipndm { variable: true, directions: Directions::default() }),
+        K::Lms => Box::new(multistep::Lms {
+            max_order: o.lms_max_order,
+            shift: o.lms_shift,
+            divisions: o.lms_divisions,
+            directions: Directions::default(),
+        }),
+        K::Lcm => Box::new(consistency::Lcm { clip_std: o.noise_clip_std, scale: o.noise_scale }),
+        K::Tcd => Box::new(consistency::Tcd),
+        K::ResMultistep => Box::new(res::Multistep::default()),
+        K::Res2s => Box::new(res::TwoStage),
+        K::ErSde => Box::new(er_sde::ErSde::default()),
     }
 }
+
+#[cfg(test)]
+mod tests;

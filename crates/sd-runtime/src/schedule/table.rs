@@ -57,6 +57,25 @@ impl SigmaTable {
         matches!(self.levels, Levels::Flow { .. })
     }
 
+    /// The level of a flow at a share `u` of noise before the shift; other tables' level at that share of their
+    /// timesteps.
+    pub(crate) fn flow_level(&self, u: f64) -> f64 {
+        self.sigma(u * TIMESTEPS as f64 - 1.0)
+    }
+
+    /// The timestep of [`TIMESTEPS`] at which [`SigmaTable::sigma`] is `sigma`, held to the table.
+    pub fn place(&self, sigma: f64) -> f64 {
+        match &self.levels {
+            Levels::Table(_) => self.timestep(sigma),
+            Levels::Continuous([min, max]) if max > min => ((sigma.ln() - min) / (max - min)).clamp(0.0, 1.0) * LAST,
+            Levels::Continuous(_) => 0.0,
+            Levels::Flow { shift, .. } => {
+                let u = sigma / (shift - (shift - 1.0) * sigma);
+                (u * TIMESTEPS as f64 - 1.0).clamp(0.0, LAST)
+            }
+        }
+    }
+
     /// A table stored in a checkpoint.
     ///
     /// # Errors
