@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use sd_core::DType;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 use xtask::{accept, networks, oracle, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
@@ -23,11 +24,14 @@ enum Task {
     /// Write a random checkpoint with the names and shapes of a real one.
     Synth {
         /// Which model.
-        #[arg(value_parser = clap::builder::PossibleValuesParser::new(synth::MODELS))]
+        #[arg(value_parser = clap::builder::PossibleValuesParser::new(synth::models()))]
         model: String,
-        /// The safetensors file to write; without it names and shapes are printed.
+        /// The file to write, GGUF if it ends in .gguf, else safetensors; without it names and shapes are printed.
         #[arg(short, long)]
         output: Option<PathBuf>,
+        /// Type of the matrices, such as f16, q8_0 or q4_K; the rest is f16.
+        #[arg(long = "type", default_value = "f16", value_parser = dtype)]
+        dtype: DType,
         /// The same seed gives the same file.
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -78,8 +82,12 @@ struct SetupArgs {
     #[arg(short, long, default_value_t = 0)]
     threads: usize,
     /// Type of the weights in memory; default: as stored.
-    #[arg(long = "type", value_parser = |name: &str| DType::parse(name).ok_or("no such type"))]
+    #[arg(long = "type", value_parser = dtype)]
     weight_type: Option<DType>,
+}
+
+fn dtype(name: &str) -> Result<DType, &'static str> {
+    DType::parse(name).ok_or("no such type")
 }
 
 impl SetupArgs {
@@ -91,7 +99,7 @@ impl SetupArgs {
 fn main() -> Result<()> {
     match Args::parse().command {
         Task::Tidy => check_tidiness(),
-        Task::Synth { model, output, seed } => synthesize(&model, output.as_deref(), seed),
+        Task::Synth { model, output, dtype, seed } => synthesize(&model, output.as_deref(), dtype, seed),
         Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
         Task::Accept => print_lines(&accept::run(&repo_root())?),
         Task::Bench { model, size, runs, setup } => {
@@ -119,17 +127,17 @@ fn check_tidiness() -> Result<()> {
     }
 }
 
-fn synthesize(model: &str, output: Option<&Path>, seed: u64) -> Result<()> {
+fn synthesize(model: &str, output: Option<&Path>, dtype: DType, seed: u64) -> Result<()> {
     let specs = synth::tensors(model)?;
-    match output {
-        Some(path) => synth::write(path, &specs, seed),
-        None => {
-            for spec in &specs {
-                println!("{} {:?}", spec.name, spec.shape);
-            }
-            Ok(())
-        }
-    }
+    let Some(path) = output else {
+        specs.iter().for_each(|spec| println!("{} {:?}", spec.name, spec.shape));
+        return Ok(());
+    };
+    let start = Instant::now();
+    let bytes = synth::write(path, &specs, dtype, seed)?;
+    let (mb, seconds) = (bytes as f64 / 1e6, start.elapsed().as_secs_f64());
+    println!("{}: {} tensors, {mb:.0} MB in {seconds:.1} s, {:.0} MB/s", path.display(), specs.len(), mb / seconds);
+    Ok(())
 }
 
 fn print_lines(lines: &[String]) -> Result<()> {
@@ -141,7 +149,7 @@ fn print_lines(lines: &[String]) -> Result<()> {
 fn random_sd15(root: &Path) -> Result<PathBuf> {
     let path = root.join("target/xtask/sd15.safetensors");
     if !path.is_file() {
-        synth::write(&path, &synth::tensors("sd15")?, 0)?;
+        synth::write(&path, &synth::tensors("sd15")?, DType::F16, 0)?;
     }
     Ok(path)
 }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sd_core::{Error, Result};
 
+use crate::listing::TensorSpec;
+
 /// A file under construction. Without [`Atomic::commit`] nothing remains of it.
 pub(crate) struct Atomic {
     target: PathBuf,
@@ -86,6 +88,35 @@ impl Drop for Atomic {
                 tracing::warn!("{}: left behind: {e}", temp.display());
             }
         }
+    }
+}
+
+/// Where the bytes of one tensor of a file under construction go, in order.
+pub struct Sink<'a> {
+    out: &'a mut Atomic,
+    written: u64,
+}
+
+impl Sink<'_> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.written += bytes.len() as u64;
+        self.out.write(bytes)
+    }
+
+    /// Lets `fill` write the bytes of a tensor, and returns how many there are.
+    pub(crate) fn fill(
+        out: &mut Atomic,
+        spec: &TensorSpec,
+        fill: &mut impl FnMut(&TensorSpec, &mut Sink<'_>) -> Result<()>,
+    ) -> Result<u64> {
+        let mut sink = Sink { out, written: 0 };
+        fill(spec, &mut sink)?;
+        spec.check(sink.written)?;
+        Ok(sink.written)
     }
 }
 

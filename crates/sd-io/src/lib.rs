@@ -17,11 +17,12 @@ mod output;
 pub mod safetensors;
 mod text;
 
+pub use atomic::Sink;
 pub use checkpoint::{Checkpoint, Format, parse_index};
 pub use file::Access;
-pub use gguf::{EmbeddedTokenizer, parse_gguf, write_gguf};
+pub use gguf::{EmbeddedTokenizer, parse_gguf, stream_gguf, write_gguf};
 pub use image::{Image, read_parameters};
 pub use listing::{Listing, TensorEntry, TensorSpec};
 pub use metadata::{Array, ArrayType, Metadata, Value};
 pub use output::output_path;
-pub use safetensors::{parse_safetensors, write_safetensors};
+pub use safetensors::{parse_safetensors, stream_safetensors, write_safetensors};

@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod convert;
 mod engine;
 mod guidance;
 mod names;
@@ -25,6 +26,7 @@ mod sampler;
 mod schedule;
 mod txt2img;
 
+pub use convert::{Choice, TypeRules};
 pub use engine::{Engine, EngineBuilder, ModelInfo};
 pub use guidance::{Prediction, Scalings, classifier_free};
 pub use observer::{Observer, Progress, Stage, StepLatent};

@@ -1,59 +1,21 @@
-//! Random checkpoints with real names and shapes, for benches and size tests.
+//! Random checkpoints with published names and shapes, for benches and size tests.
 //!
-//! Values are a function of seed and tensor name alone. Matrices and kernels are normal with variance `1 / fan-in`,
-//! so that activations keep their size from layer to layer and stay within f16.
+//! Names and shapes are those of `oracle/fixtures/real_names.json.gz`. Values are a function of seed, tensor name and
+//! type alone. Matrices and kernels are normal with variance `1 / fan-in`, so that activations keep their size from
+//! layer to layer and stay within f16.
 
 mod fill;
-pub mod sd15;
+mod names;
 
-pub use fill::{Values, normal_quantile};
+pub use fill::{Fill, Values, normal_quantile};
+pub use names::{models, tensors};
 
 use anyhow::{Result, bail};
-use sd_core::{DType, Shape};
-use sd_io::{TensorSpec, write_safetensors};
+use sd_core::{DType, Shape, TensorMeta};
+use sd_io::{TensorSpec, Value, write_gguf, write_safetensors};
+use sd_runtime::{Choice, TypeRules};
 use std::collections::HashMap;
 use std::path::Path;
-
-/// The models that [`write()`] knows.
-pub const MODELS: &[&str] = &["sd15"];
-
-/// The tensors of `model`, one of [`MODELS`].
-///
-/// # Errors
-/// When there is no such model.
-pub fn tensors(model: &str) -> Result<Vec<Spec>> {
-    match model {
-        "sd15" => Ok(sd15::tensors()),
-        other => bail!("no model {other:?}; there are {}", MODELS.join(", ")),
-    }
-}
-
-/// Writes `specs`, filled from `seed`, as a safetensors file.
-///
-/// # Errors
-/// When the file cannot be written.
-pub fn write(path: &Path, specs: &[Spec], seed: u64) -> Result<()> {
-    let by_name: HashMap<&str, &Spec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
-    let rows: sd_core::Result<Vec<TensorSpec>> = specs.iter().map(Spec::row).collect();
-    let seed_text = seed.to_string();
-    let metadata = [("generator", "sd-rs xtask synth"), ("seed", seed_text.as_str())];
-    let mut values = Values::new(seed);
-    write_safetensors(path, &metadata, &rows?, |row| {
-        Ok(by_name.get(row.name.as_str()).map(|spec| values.bytes(spec)).unwrap_or_default())
-    })?;
-    Ok(())
-}
-
-/// What a tensor is filled with.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fill {
-    /// f16, normal with mean 0 and variance `1 / n`.
-    FanIn(usize),
-    /// f16, normal with the given mean and standard deviation 0.02.
-    Around(f32),
-    /// i64: 0, 1, 2, …
-    Count,
-}
 
 /// One tensor of a checkpoint: its name as stored and its shape, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,9 +28,39 @@ pub struct Spec {
     pub fill: Fill,
 }
 
+/// Writes `specs`, filled from `seed`: a GGUF file if the path ends in `.gguf`, else a safetensors file. Every tensor is
+/// f16 but those that conversion to `dtype` would convert. Returns the bytes of all tensors.
+///
+/// # Errors
+/// The format does not have the type, or the file cannot be written.
+pub fn write(path: &Path, specs: &[Spec], dtype: DType, seed: u64) -> Result<u64> {
+    let rules = TypeRules::new(Some(dtype), "")?;
+    let rows = specs.iter().map(|spec| spec.row(&rules)).collect::<sd_core::Result<Vec<_>>>()?;
+    let by_name: HashMap<&str, &Spec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+    let mut values = Values::new(seed);
+    let mut bytes = |row: &TensorSpec| match by_name.get(row.name.as_str()) {
+        Some(spec) => values.bytes(spec, row.dtype),
+        None => Ok(Vec::new()),
+    };
+    let (generator, seed) = ("sd-rs xtask synth", seed.to_string());
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+        let text = |s: &str| Value::String(s.to_owned());
+        write_gguf(path, &[("general.name", text(generator)), ("synth.seed", text(&seed))], &rows, &mut bytes)?;
+    } else if dtype.is_quantised() {
+        bail!("{}: {dtype} is for GGUF files; end the name in .gguf", path.display());
+    } else {
+        write_safetensors(path, &[("generator", generator), ("seed", &seed)], &rows, &mut bytes)?;
+    }
+    Ok(rows.iter().map(TensorSpec::bytes).sum::<sd_core::Result<u64>>()?)
+}
+
 impl Spec {
-    fn row(&self) -> sd_core::Result<TensorSpec> {
-        let dtype = if self.fill == Fill::Count { DType::I64 } else { DType::F16 };
-        Ok(TensorSpec { name: self.name.clone(), dtype, shape: Shape::new(&self.shape)? })
+    fn row(&self, rules: &TypeRules) -> sd_core::Result<TensorSpec> {
+        let shape = Shape::new(&self.shape)?;
+        let dtype = match rules.choose(&self.name, &TensorMeta { shape, dtype: DType::F16 }) {
+            Choice::Type(dtype) => dtype,
+            Choice::Kept(_) => DType::F16,
+        };
+        Ok(TensorSpec { name: self.name.clone(), dtype, shape })
     }
 }

@@ -9,7 +9,7 @@ mod write;
 pub use read::parse_gguf;
 pub(crate) use read::{Needs, parse_prefix};
 pub use tokenizer::EmbeddedTokenizer;
-pub use write::write_gguf;
+pub use write::{stream_gguf, write_gguf};
 
 use crate::metadata::{ArrayType, Value};
 

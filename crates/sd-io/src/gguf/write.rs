@@ -6,7 +6,7 @@ use std::path::Path;
 use sd_core::{Error, Result};
 
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
-use crate::atomic::Atomic;
+use crate::atomic::{Atomic, Sink};
 use crate::checkpoint::gguf_listing;
 use crate::file::{Access, SourceFile};
 use crate::listing::TensorSpec;
@@ -24,7 +24,19 @@ pub fn write_gguf<B: Deref<Target = [u8]>>(
     tensors: &[TensorSpec],
     mut bytes: impl FnMut(&TensorSpec) -> Result<B>,
 ) -> Result<()> {
-    let path = path.as_ref();
+    stream_gguf(path.as_ref(), metadata, tensors, |spec, sink| sink.write(&bytes(spec)?))
+}
+
+/// [`write_gguf`] for tensors whose bytes come in pieces: `fill` writes those of each to the sink.
+///
+/// # Errors
+/// As [`write_gguf`].
+pub fn stream_gguf(
+    path: &Path,
+    metadata: &[(&str, Value)],
+    tensors: &[TensorSpec],
+    mut fill: impl FnMut(&TensorSpec, &mut Sink<'_>) -> Result<()>,
+) -> Result<()> {
     let alignment = match metadata.iter().find(|(k, _)| *k == ALIGNMENT_KEY).map(|(_, v)| v.as_u64()) {
         None => DEFAULT_ALIGNMENT,
         Some(Some(n)) if n.is_power_of_two() => n,
@@ -38,10 +50,7 @@ pub fn write_gguf<B: Deref<Target = [u8]>>(
     pad(&mut out, &mut at, alignment)?;
     let len = at + data_len;
     for t in tensors {
-        let data = bytes(t)?;
-        t.check(data.len() as u64)?;
-        out.write(&data)?;
-        at += data.len() as u64;
+        at += Sink::fill(&mut out, t, &mut fill)?;
         pad(&mut out, &mut at, alignment)?;
     }
     out.verify(|temp| {

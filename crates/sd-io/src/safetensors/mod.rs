@@ -12,7 +12,7 @@ use crate::listing::{Listing, TensorEntry, check_names, in_file_order, shape, si
 use crate::metadata::{Metadata, Value};
 use crate::text::{cut, shown};
 
-pub use write::write_safetensors;
+pub use write::{stream_safetensors, write_safetensors};
 
 /// The longest header that is read, the limit of the format's own library.
 const MAX_HEADER: u64 = 100_000_000;

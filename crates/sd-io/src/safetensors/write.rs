@@ -6,7 +6,7 @@ use std::path::Path;
 use sd_core::{Error, Result};
 
 use super::{DTYPES, parse_safetensors};
-use crate::atomic::Atomic;
+use crate::atomic::{Atomic, Sink};
 use crate::file::{Access, SourceFile};
 use crate::listing::TensorSpec;
 use crate::text::shown;
@@ -24,7 +24,19 @@ pub fn write_safetensors<B: Deref<Target = [u8]>>(
     tensors: &[TensorSpec],
     mut bytes: impl FnMut(&TensorSpec) -> Result<B>,
 ) -> Result<()> {
-    let path = path.as_ref();
+    stream_safetensors(path.as_ref(), metadata, tensors, |spec, sink| sink.write(&bytes(spec)?))
+}
+
+/// [`write_safetensors`] for tensors whose bytes come in pieces: `fill` writes those of each to the sink.
+///
+/// # Errors
+/// As [`write_safetensors`].
+pub fn stream_safetensors(
+    path: &Path,
+    metadata: &[(&str, &str)],
+    tensors: &[TensorSpec],
+    mut fill: impl FnMut(&TensorSpec, &mut Sink<'_>) -> Result<()>,
+) -> Result<()> {
     let mut order: Vec<(usize, &TensorSpec)> = tensors.iter().enumerate().collect();
     order.sort_by_key(|(_, t)| std::cmp::Reverse(t.dtype.block_bytes()));
 
@@ -44,9 +56,7 @@ pub fn write_safetensors<B: Deref<Target = [u8]>>(
     out.write(&(header.len() as u64).to_le_bytes())?;
     out.write(header.as_bytes())?;
     for (_, t) in order {
-        let data = bytes(t)?;
-        t.check(data.len() as u64)?;
-        out.write(&data)?;
+        Sink::fill(&mut out, t, &mut fill)?;
     }
     let len = 8 + header.len() as u64 + end;
     out.verify(|temp| verify(temp, path, len))?;
