@@ -17,7 +17,9 @@ import t5_encoder
 import vae
 import vocab
 
-WIDTH, HEIGHT, TOKENS, STEPS = 64, 96, 256, 6
+WIDTH, HEIGHT, STEPS = 64, 96, 6
+# `max_sequence_length` of the pipelines, and 256 as schnell's model card has it.
+TOKENS = {"dev": 512, "schnell": 256, "fill": 512}
 SCALE, SHIFT = 0.3611, 0.1159
 GUIDANCE = 3.5
 TRANSFORMERS = {"dev": {}, "schnell": {"guidance": False}, "fill": {"in_channels": 384}}
@@ -79,7 +81,7 @@ def main():
         with torch.no_grad(), fixture.double_precision():
             clip_ids = pipeline.windows(clip_tokenizer, pipeline.PROMPT)
             tokens = t5_tokenizer.encode(pipeline.PROMPT, add_special_tokens=False).ids + [t5_encoder.EOS]
-            t5_ids = torch.tensor([tokens + [t5_encoder.PAD] * (TOKENS - len(tokens))])
+            t5_ids = torch.tensor([tokens + [t5_encoder.PAD] * (TOKENS[name] - len(tokens))])
             pooled = clip(clip_ids).pooler_output
             text = t5_encoder.encode(t5, t5_ids)
             inputs |= {"ids.clip": clip_ids.int(), "ids.t5": t5_ids.int()}
@@ -126,7 +128,7 @@ def main():
         fixture.save(
             f"flux_{name}_pipeline", "flux_pipeline.py",
             f"transformers {fixture.version('transformers')} CLIPTextModel and T5EncoderModel, {flux.VERSION} FluxTransformer2DModel, AutoencoderKL and FlowMatchEulerDiscreteScheduler, tokenizers {fixture.version('tokenizers')}",
-            {"prompt": pipeline.PROMPT, "seed": pipeline.SEED, "width": WIDTH, "height": HEIGHT, "vae_scale": SCALE, "vae_shift": SHIFT, "t5_tokens": TOKENS, **RUNS[name]} | config,
+            {"prompt": pipeline.PROMPT, "seed": pipeline.SEED, "width": WIDTH, "height": HEIGHT, "vae_scale": SCALE, "vae_shift": SHIFT, "t5_tokens": TOKENS[name], **RUNS[name]} | config,
             procedural=table, inputs=inputs, outputs=outputs,
             notes="start = input.noise, drawn as [1, 16, h, w] before packing; latents are x after each step, unpacked; sigmas as in schedules_flux.json for 24 tokens; no negative pass and no T5 mask; "
             "pooled is CLIP's state at the end token after the final norm; image = decode(x / 0.3611 + 0.1159) / 2 + 0.5, clamped; image_u8 rounds 255 times it, [1, H, W, 3]" + NOTES.get(name, ""),
