@@ -7,7 +7,9 @@
 
 mod atomic;
 mod checkpoint;
+mod cursor;
 mod file;
+mod form;
 pub mod gguf;
 pub mod image;
 mod listing;
@@ -16,6 +18,7 @@ mod metadata;
 mod output;
 pub mod safetensors;
 mod text;
+mod torch;
 
 pub use atomic::Sink;
 pub use checkpoint::{Checkpoint, Format, parse_index};

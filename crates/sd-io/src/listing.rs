@@ -6,10 +6,12 @@ use std::path::Path;
 
 use sd_core::{DType, Error, Result, Shape, TensorMeta};
 
+use crate::form::Form;
 use crate::metadata::Metadata;
 use crate::text::shown;
 
-/// A header's contents. Every range lies inside the file and has the length its shape and type need.
+/// A header's contents. Every range lies inside the file. It has the length that shape and type need, unless the
+/// elements of a PyTorch tensor lie apart.
 #[derive(Debug, Clone, Default)]
 pub struct Listing {
     /// The tensors, in the order of the header.
@@ -27,6 +29,8 @@ pub struct TensorEntry {
     pub meta: TensorMeta,
     /// Where its bytes are, counted from the start of the file.
     pub range: Range<u64>,
+    /// How those bytes become the tensor's.
+    pub(crate) form: Form,
 }
 
 /// A tensor to be written.

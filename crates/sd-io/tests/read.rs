@@ -127,6 +127,75 @@ fn gguf_of_versions_2_and_3() {
     }
 }
 
+/// Version 1 has 32-bit lengths, counts and axes.
+#[test]
+fn gguf_of_version_1() {
+    let str = |g: Gguf, s: &str| g.u32(s.len() as u32).bytes(s.as_bytes());
+    let g = Gguf(b"GGUF".to_vec()).u32(1).u32(1).u32(2);
+    let g = str(str(g, "general.name").u32(8), "old");
+    let g = str(str(str(g, "words").u32(9).u32(8).u32(2), "a"), "bc");
+    let g = str(g, "w").u32(2).u32(3).u32(2).u32(0).u64(0).align(32).bytes(&[5; 24]);
+    let dir = Dir::new();
+    let c = Checkpoint::open(dir.write("m.gguf", g.0)).unwrap();
+    assert_eq!((dims(&c, "w"), &c.bytes("w").unwrap()[..]), (vec![2, 3], &[5u8; 24][..]));
+    assert_eq!(c.metadata().str("general.name"), Some("old"));
+    assert_eq!(c.metadata().strings("words").unwrap().unwrap(), ["a", "bc"]);
+}
+
+/// Written by the public `gguf` package; the tensors count up as `tests/data/make.py` says.
+#[test]
+fn gguf_of_a_big_endian_machine() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/big-endian.gguf");
+    let c = Checkpoint::open(path).unwrap();
+    assert_eq!(c.metadata().get("answer"), Some(&Value::U32(42)));
+    let t = c.tokenizer().unwrap().unwrap();
+    assert_eq!((t.tokens, t.scores), (vec!["<s>", "é"], vec![0.5, -1.5]));
+    let want: Vec<u8> = (0..6u8).flat_map(|v| f32::from(v).to_le_bytes()).collect();
+    assert_eq!((dims(&c, "a.weight"), &c.bytes("a.weight").unwrap()[..]), (vec![2, 3], &want[..]));
+    // 1.5 and -2 in half floats.
+    assert_eq!(c.bytes("b.weight").unwrap()[..], [0x00, 0x3e, 0x00, 0xc0]);
+}
+
+/// Of quantised blocks only the f16 scales are turned.
+#[test]
+fn gguf_blocks_of_a_big_endian_machine() {
+    // (type, bytes of a block, elements, where the numbers of two bytes are), from the structures of ggml.
+    let cases = [
+        (2u32, 18usize, 32u64, vec![0]),
+        (3, 20, 32, vec![0, 2]),
+        (8, 34, 32, vec![0]),
+        (10, 84, 256, vec![80, 82]),
+        (11, 110, 256, vec![108]),
+        (12, 144, 256, vec![0, 2]),
+        (13, 176, 256, vec![0, 2]),
+        (14, 210, 256, vec![208]),
+        (20, 18, 32, vec![0]),
+        (39, 17, 32, vec![]),
+    ];
+    for (id, size, elements, numbers) in cases {
+        let mut f = b"GGUF".to_vec();
+        f.extend(3u32.to_be_bytes());
+        for n in [1u64, 0, 1] {
+            f.extend(n.to_be_bytes());
+        }
+        f.push(b'w');
+        f.extend(
+            [2u32.to_be_bytes().to_vec(), elements.to_be_bytes().to_vec(), 2u64.to_be_bytes().to_vec()].concat(),
+        );
+        f.extend([id.to_be_bytes().to_vec(), vec![0; 8]].concat());
+        f.resize(f.len().next_multiple_of(32), 0);
+        let stored: Vec<u8> = (0..2 * size).map(|i| i as u8).collect();
+        f.extend(&stored);
+        let mut want = stored;
+        for at in numbers {
+            want.swap(at, at + 1);
+            want.swap(size + at, size + at + 1);
+        }
+        let c = Checkpoint::from_bytes("big", f.clone().into()).unwrap();
+        assert_eq!(c.bytes("w").unwrap()[..], want[..], "type {id}");
+    }
+}
+
 #[test]
 fn gguf_values_of_every_type_and_the_tokenizer() {
     let mut g = Gguf::new(3, 0, 20);
@@ -262,23 +331,40 @@ fn shards_by_index_or_by_any_of_them() {
     }
 }
 
+/// Sparse files: a tensor of zeros, then one of two bytes past 2 and past 4 GiB.
 #[cfg(unix)]
 #[test]
-fn a_tensor_past_4_gib() {
+fn tensors_past_2_and_4_gib() {
     use std::os::unix::fs::FileExt;
-    // A sparse file: one tensor of 5 GiB of zeros, then two bytes.
-    let big = 5u64 << 30;
-    let json = format!(
-        r#"{{"big":{{"dtype":"U8","shape":[5,1073741824],"data_offsets":[0,{big}]}},"end":{{"dtype":"U8","shape":[2],"data_offsets":[{big},{}]}}}}"#,
-        big + 2
-    );
-    let header = safetensors(&json, &[]);
     let dir = Dir::new();
-    let path = dir.write("big.safetensors", &header);
-    let file = std::fs::File::options().write(true).open(&path).unwrap();
-    file.write_all_at(&[3, 4], header.len() as u64 + big).unwrap();
-    for access in [Access::Map, Access::Read] {
-        let c = Checkpoint::open_with(&path, access).unwrap();
-        assert_eq!(c.bytes("end").unwrap()[..], [3, 4]);
+    for gib in [2u64, 5] {
+        let big = gib << 30;
+        let json = format!(
+            r#"{{"big":{{"dtype":"U8","shape":[{gib},1073741824],"data_offsets":[0,{big}]}},"end":{{"dtype":"U8","shape":[2],"data_offsets":[{big},{}]}}}}"#,
+            big + 2
+        );
+        // The same two as GGUF, and as one storage of PyTorch's layout before 1.6 with the second tensor at its end.
+        let gguf = Gguf::new(3, 2, 0).tensor("big", &[1 << 30, gib], 24, 0).tensor("end", &[2], 24, big).align(32);
+        let mut pickle =
+            b"\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}".to_vec();
+        pickle.extend(b"X\x03\0\0\0endctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storage");
+        pickle.extend(b"ctorch\nByteStorage\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08");
+        pickle.extend((big + 2).to_le_bytes());
+        pickle.extend(b"tQ\x8a\x08");
+        pickle.extend(big.to_le_bytes());
+        pickle.extend(b"K\x02\x85K\x01\x85\x89Nts"); // shape [2], strides [1]
+        let at = pickle.len() - 1;
+        pickle.insert(at, b'R');
+        pickle.extend(b".\x80\x02]X\x01\0\0\x000a.");
+        pickle.extend((big + 2).to_le_bytes());
+        for (name, header) in [("b.safetensors", safetensors(&json, &[])), ("b.gguf", gguf.0), ("b.pt", pickle)] {
+            let path = dir.write(name, &header);
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            file.write_all_at(&[3, 4], header.len() as u64 + big).unwrap();
+            for access in [Access::Map, Access::Read] {
+                let c = Checkpoint::open_with(&path, access).unwrap();
+                assert_eq!(c.bytes("end").unwrap()[..], [3, 4], "{name}");
+            }
+        }
     }
 }

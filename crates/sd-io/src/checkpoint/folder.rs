@@ -15,27 +15,25 @@ use crate::text::cut;
 /// The longest configuration that is read.
 const MAX_CONFIG: u64 = 1 << 20;
 
-/// The weight files of a component, the first that exists counts.
-const WEIGHTS: &[&str] = &[
-    "diffusion_pytorch_model.safetensors",
-    "diffusion_pytorch_model.safetensors.index.json",
-    "diffusion_pytorch_model.fp16.safetensors",
-    "diffusion_pytorch_model.safetensors.index.fp16.json",
-    "diffusion_pytorch_model.fp16.safetensors.index.json",
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model.fp16.safetensors",
-    "model.safetensors.index.fp16.json",
-    "model.fp16.safetensors.index.json",
-];
+/// What the weights of a component are called, before the variant.
+const NAMES: &[&str] = &["diffusion_pytorch_model", "model", "pytorch_model", "pytorch_lora_weights"];
 
-/// Weight files that are recognised and cannot be read.
-const PICKLES: &[&str] = &[
-    "diffusion_pytorch_model.bin",
-    "diffusion_pytorch_model.fp16.bin",
-    "pytorch_model.bin",
-    "pytorch_model.fp16.bin",
-    "pytorch_model.bin.index.json",
+/// The variants of weights, the first that exists counts.
+const VARIANTS: &[&str] = &["", ".fp32", ".fp16", ".bf16", ".non_ema"];
+
+/// How a file of weights ends, or the index of shards; `{}` is the variant, `EXT` one of [`EXTENSIONS`].
+const ENDINGS: &[&str] = &["{}.EXT", ".EXT.index{}.json", "{}.EXT.index.json"];
+
+/// The formats of weights, the one to be taken first.
+const EXTENSIONS: &[&str] = &["safetensors", "bin"];
+
+/// Weights for other programs.
+const FOREIGN: &[(&str, &str)] = &[
+    ("model.onnx", "ONNX"),
+    ("openvino_model.xml", "OpenVINO"),
+    ("diffusion_flax_model.msgpack", "Flax"),
+    ("flax_model.msgpack", "Flax"),
+    ("tf_model.h5", "TensorFlow"),
 ];
 
 /// A component that judges finished pictures and that nothing here runs.
@@ -61,25 +59,37 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Checkpoint> {
         add_config(&mut out, &name, &folder.join("scheduler_config.json"))?;
     }
     if out.files.is_empty() {
-        return Err(Error::bad_file(path, format!("no model in this folder{}", contents(path)?))
-            .hint("give a model file, or a folder with unet/, vae/ and text_encoder/"));
+        let found = contents(path)?;
+        let hint = match found.first() {
+            Some(file) => format!("give one of its files, such as {file}"),
+            None if path.join("snapshots").is_dir() => {
+                "this is a download cache; give a folder in its snapshots/".into()
+            }
+            None => "give a model file, or a folder with unet/, vae/ and text_encoder/".into(),
+        };
+        let held = if found.is_empty() { String::new() } else { format!("; it holds {}", found.join(", ")) };
+        return Err(Error::bad_file(path, format!("no model in this folder{held}")).hint(hint));
     }
     add_config(&mut out, "model_index", &path.join("model_index.json"))?;
     Ok(out)
 }
 
-/// The weight file of a component's folder.
+/// The weight file of a component's folder: safetensors before PyTorch, the full variant before smaller ones.
 fn weights_in(folder: &Path) -> Result<Option<PathBuf>> {
-    let is_there = |name: &&&str| folder.join(name).is_file();
-    if let Some(name) = WEIGHTS.iter().find(is_there) {
-        return Ok(Some(folder.join(name)));
+    for extension in EXTENSIONS {
+        for (variant, name) in VARIANTS.iter().flat_map(|v| NAMES.iter().map(move |n| (v, n))) {
+            for ending in ENDINGS {
+                let ending = ending.replace("{}", variant).replace("EXT", extension);
+                let path = folder.join(format!("{name}{ending}"));
+                if path.is_file() {
+                    return Ok(Some(path));
+                }
+            }
+        }
     }
-    match PICKLES.iter().find(is_there) {
-        Some(name) => Err(Error::bad_file(
-            folder.join(name),
-            "recognised as a PyTorch checkpoint, which is not supported yet",
-        )
-        .hint("convert it to safetensors")),
+    match FOREIGN.iter().find(|(name, _)| folder.join(name).is_file()) {
+        Some((name, format)) => Err(Error::bad_file(folder.join(name), format!("weights for {format} only"))
+            .hint("get the component as safetensors")),
         None => Ok(None),
     }
 }
@@ -126,16 +136,16 @@ fn subfolders(path: &Path) -> Result<Vec<String>> {
 }
 
 /// For the message about a folder without a model: the model files that lie in it.
-fn contents(path: &Path) -> Result<String> {
+fn contents(path: &Path) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path).map_err(|e| Error::io(path, e))? {
         let entry = entry.map_err(|e| Error::io(path, e))?;
         let extension = entry.path().extension().map(|e| e.to_string_lossy().to_lowercase());
-        if matches!(extension.as_deref(), Some("safetensors" | "gguf" | "ckpt" | "pt" | "pth" | "sft")) {
+        if matches!(extension.as_deref(), Some("safetensors" | "gguf" | "ckpt" | "pt" | "pth" | "sft" | "bin")) {
             found.push(entry.file_name().to_string_lossy().into_owned());
         }
     }
     found.sort();
     found.truncate(5);
-    Ok(if found.is_empty() { String::new() } else { format!("; it holds {}", found.join(", ")) })
+    Ok(found)
 }

@@ -12,17 +12,16 @@ use sd_core::{Bytes, Error, Origin, Result, TensorMeta, WeightSource};
 use serde_json::Value as Json;
 
 use crate::file::{Access, SourceFile};
+use crate::form::Form;
 use crate::gguf::{self, EmbeddedTokenizer};
 use crate::listing::Listing;
 use crate::metadata::Metadata;
 use crate::safetensors::{header_len, parse_safetensors};
 use crate::text::shown;
+use crate::torch;
 use sniff::Kind;
 
 pub use shards::parse_index;
-
-/// The longest GGUF header that is read; the largest vocabularies take some tens of MB.
-const MAX_GGUF_HEADER: u64 = 256 << 20;
 
 /// How a checkpoint is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +30,8 @@ pub enum Format {
     Safetensors,
     /// One GGUF file, or the parts of one.
     Gguf,
+    /// A file of `torch.save`: `.ckpt`, `.pt`, `.pth` or `.bin`.
+    Torch,
     /// A diffusers folder, each component in its own subfolder.
     Folder,
 }
@@ -53,11 +54,12 @@ struct Entry {
     meta: TensorMeta,
     file: usize,
     range: Range<u64>,
+    form: Form,
 }
 
 impl Checkpoint {
-    /// Opens what `path` holds, whatever it is called: a safetensors or GGUF file, any shard of one, a safetensors
-    /// index, or a diffusers folder. The tensors of a folder are called after their component, such as
+    /// Opens what `path` holds, whatever it is called: a safetensors, GGUF or PyTorch file, any shard of one, an index
+    /// of shards, or a diffusers folder. The tensors of a folder are called after their component, such as
     /// `unet.conv_in.weight`. Reads headers only.
     ///
     /// # Errors
@@ -80,14 +82,18 @@ impl Checkpoint {
         let file = SourceFile::open(path, access)?;
         match sniff::kind(&file)? {
             Kind::Index => shards::open_index(path, access),
-            kind => match shards::siblings(path) {
+            kind => match shards::parts(path) {
                 Some(parts) => shards::open_all(path, &parts, access),
-                None => Checkpoint::single(file, kind),
+                None => {
+                    let out = Checkpoint::single(file, kind)?;
+                    shards::check_whole(path, out.metadata())?;
+                    Ok(out)
+                }
             },
         }
     }
 
-    /// Opens a safetensors or GGUF file that is in memory; messages call it `name`.
+    /// Opens a safetensors, GGUF or PyTorch file that is in memory; messages call it `name`.
     ///
     /// # Errors
     /// As [`Checkpoint::open`].
@@ -100,8 +106,7 @@ impl Checkpoint {
     }
 
     fn single(file: SourceFile, kind: Kind) -> Result<Checkpoint> {
-        let format = if kind == Kind::Gguf { Format::Gguf } else { Format::Safetensors };
-        let mut out = Checkpoint::empty(file.path(), format);
+        let mut out = Checkpoint::empty(file.path(), kind.format());
         let listing = listing(&file, kind)?;
         out.add(file, listing, "", &|_| true)?;
         Ok(out)
@@ -132,8 +137,8 @@ impl Checkpoint {
                 return Err(Error::bad_file(file.path(), what));
             }
             self.index.insert(name.clone(), self.tensors.len());
-            let entry = Entry { name, prefix: prefix.len(), meta: t.meta, file: self.files.len(), range: t.range };
-            self.tensors.push(entry);
+            let (prefix, file) = (prefix.len(), self.files.len());
+            self.tensors.push(Entry { name, prefix, meta: t.meta, file, range: t.range, form: t.form });
         }
         // Shards of one model repeat its metadata, so the first to give a key counts.
         for (key, value) in listing.metadata.iter() {
@@ -207,7 +212,9 @@ impl WeightSource for Checkpoint {
         let missing = || Error::missing(name, self.path.display().to_string());
         let t = self.entry(name).ok_or_else(missing)?;
         let file = self.files.get(t.file).ok_or_else(missing)?;
-        file.bytes(t.range.clone()).map_err(|e| e.context(shown(name)))
+        let stored = file.bytes(t.range.clone()).map_err(|e| e.context(shown(name)))?;
+        let whole = t.form.apply(&t.meta, stored);
+        whole.ok_or_else(|| Error::bad_file(file.path(), format!("no memory for tensor {}", shown(name))))
     }
 
     fn origin(&self, name: &str) -> Origin {
@@ -225,8 +232,9 @@ impl WeightSource for Checkpoint {
 /// The header of a file whose kind is known.
 fn listing(file: &SourceFile, kind: Kind) -> Result<Listing> {
     match kind {
-        Kind::Gguf => gguf_listing(file, file.path()),
-        _ => safetensors_listing(file),
+        Kind::Gguf => gguf::listing(file, file.path()),
+        Kind::Torch(layout) => torch::listing(file, layout),
+        Kind::Safetensors | Kind::Index => safetensors_listing(file),
     }
 }
 
@@ -234,22 +242,4 @@ fn safetensors_listing(file: &SourceFile) -> Result<Listing> {
     let start = file.prefix(8)?;
     let len = header_len(&start, file.len()).map_err(|e| Error::bad_file(file.path(), e))?;
     parse_safetensors(file.path(), &file.prefix(8 + len)?, file.len())
-}
-
-/// The header of a GGUF file, read piece by piece until it is complete; messages call the file `path`.
-pub(crate) fn gguf_listing(file: &SourceFile, path: &Path) -> Result<Listing> {
-    let mut len = 1 << 20;
-    loop {
-        let prefix = file.prefix(len)?;
-        let wanted = match gguf::parse_prefix(path, &prefix, file.len()) {
-            Ok(listing) => return Ok(listing),
-            Err(gguf::Needs::Error(e)) => return Err(e),
-            Err(gguf::Needs::More(wanted)) => wanted,
-        };
-        if wanted > MAX_GGUF_HEADER {
-            let what = format!("the header goes on after {MAX_GGUF_HEADER} bytes");
-            return Err(Error::bad_file(path, what));
-        }
-        len = wanted.max(len * 4).min(MAX_GGUF_HEADER);
-    }
 }

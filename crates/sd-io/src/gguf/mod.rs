@@ -1,13 +1,13 @@
-//! The GGUF format, versions 2 and 3, little-endian: counts, key-value pairs, tensor descriptions, aligned data.
+//! The GGUF format, versions 1 to 3, of either byte order: counts, key-value pairs, tensor descriptions, aligned data.
 //! Source: `docs/gguf.md` of ggml.
 
-mod cursor;
+mod endian;
 mod read;
 mod tokenizer;
 mod write;
 
+pub(crate) use read::listing;
 pub use read::parse_gguf;
-pub(crate) use read::{Needs, parse_prefix};
 pub use tokenizer::EmbeddedTokenizer;
 pub use write::{stream_gguf, write_gguf};
 

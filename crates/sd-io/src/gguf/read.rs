@@ -6,23 +6,22 @@ use std::path::Path;
 use sd_core::shape::MAX_RANK;
 use sd_core::{DType, Error, Result, Shape, TensorMeta};
 
-use super::cursor::{Cursor, Fault};
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, ORIG_SHAPE_PREFIX};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, ORIG_SHAPE_PREFIX, endian};
+use crate::cursor::{Cursor, Fault, read_growing};
+use crate::file::SourceFile;
+use crate::form::Form;
 use crate::listing::{Listing, TensorEntry, check_names, in_file_order, shape, size};
 use crate::metadata::{Array, ArrayType, Metadata, Value};
 use crate::text::shown;
+
+/// The longest header that is read; the largest vocabularies take some tens of MB.
+const MAX_HEADER: u64 = 256 << 20;
 
 /// Arrays of arrays deeper than this are refused; no known key has any.
 const MAX_ARRAY_DEPTH: usize = 4;
 
 /// The most tensors or pairs; the largest models have some thousands.
 const MAX_COUNT: u64 = 1 << 20;
-
-/// A key-value pair takes at least a key length, one character, a type and a value of one byte.
-const MIN_PAIR: u64 = 8 + 1 + 4 + 1;
-
-/// A tensor description takes at least a name length, a count of axes, a type and an offset.
-const MIN_TENSOR: u64 = 8 + 4 + 4 + 8;
 
 /// Numbers of types that ggml has withdrawn.
 const WITHDRAWN: &[(u32, &str)] = &[
@@ -45,41 +44,67 @@ const WITHDRAWN: &[(u32, &str)] = &[
 /// # Errors
 /// Anything malformed; the message names `path`, which is used for nothing else, and the tensor or key.
 pub fn parse_gguf(path: &Path, bytes: &[u8]) -> Result<Listing> {
-    match parse_prefix(path, bytes, bytes.len() as u64) {
-        Ok(listing) => Ok(listing),
-        Err(Needs::Error(e)) => Err(e),
-        Err(Needs::More(_)) => Err(Error::internal("a whole file asked for more of itself")),
+    match header(Cursor::new(bytes, bytes.len() as u64)) {
+        Ok(listing) => check(path, listing),
+        Err(Fault::Bad(what)) => Err(Error::bad_file(path, what)),
+        Err(Fault::More(_)) => Err(Error::internal("a whole file asked for more of itself")),
     }
 }
 
-/// Why a prefix did not parse.
-pub(crate) enum Needs {
-    /// The header goes on; the prefix must reach at least this far.
-    More(u64),
-    /// The file is wrong.
-    Error(Error),
+/// The header of a file, read piece by piece until it is complete; messages call the file `path`.
+pub(crate) fn listing(file: &SourceFile, path: &Path) -> Result<Listing> {
+    check(path, read_growing(file, path, MAX_HEADER, "header", header)?)
 }
 
-/// [`parse_gguf`] given only the first part of a file of `file_len` bytes.
-pub(crate) fn parse_prefix(path: &Path, bytes: &[u8], file_len: u64) -> Result<Listing, Needs> {
-    let header = header(&mut Cursor::new(bytes, file_len)).map_err(|fault| match fault {
-        Fault::More(end) => Needs::More(end),
-        Fault::Bad(what) => Needs::Error(Error::bad_file(path, what)),
-    })?;
-    check_names(path, &header.tensors).map_err(Needs::Error)?;
-    in_file_order(path, &header.tensors).map_err(Needs::Error)?;
-    Ok(header)
+fn check(path: &Path, listing: Listing) -> Result<Listing> {
+    check_names(path, &listing.tensors)?;
+    in_file_order(path, &listing.tensors)?;
+    Ok(listing)
 }
 
-fn header(c: &mut Cursor<'_>) -> Result<Listing, Fault> {
+/// A reader of a file whose version is known: version 1 has 32-bit lengths and counts where later ones have 64-bit.
+struct Reader<'a> {
+    c: Cursor<'a>,
+    narrow: bool,
+}
+
+impl<'a> Reader<'a> {
+    /// A length, a count or an axis.
+    fn count(&mut self, what: &str) -> Result<u64, Fault> {
+        if self.narrow { self.c.u32(what).map(u64::from) } else { self.c.u64(what) }
+    }
+
+    /// A string: its length and that many bytes.
+    fn string(&mut self, what: &str) -> Result<&'a [u8], Fault> {
+        let len = self.count(what)?;
+        self.c.take(len, what)
+    }
+
+    /// A string that must be UTF-8.
+    fn utf8(&mut self, what: &str) -> Result<&'a str, Fault> {
+        let bytes = self.string(what)?;
+        std::str::from_utf8(bytes).map_err(|e| Fault::Bad(format!("{what} is not UTF-8: {e}")))
+    }
+
+    /// The bytes a count takes.
+    fn width(&self) -> u64 {
+        if self.narrow { 4 } else { 8 }
+    }
+}
+
+fn header(mut c: Cursor<'_>) -> Result<Listing, Fault> {
     if c.array::<4>("magic")? != *MAGIC {
         return Err(Fault::Bad("does not start with GGUF".into()));
     }
-    check_version(c.u32("version")?)?;
-    let tensors = c.u64("tensor count")?;
-    let pairs = c.u64("metadata count")?;
-    for (what, count, least) in [("metadata entries", pairs, MIN_PAIR), ("tensors", tensors, MIN_TENSOR)] {
-        check_count(what, count, least, c.remaining())?;
+    let version = version(&mut c)?;
+    let r = &mut Reader { c, narrow: version == 1 };
+    let tensors = r.count("tensor count")?;
+    let pairs = r.count("metadata count")?;
+    // A pair takes at least a key length, one character, a type and a value of one byte; a description a name length,
+    // a count of axes, a type and an offset.
+    let (pair_least, tensor_least) = (r.width() + 1 + 4 + 1, r.width() + 4 + 4 + 8);
+    for (what, count, least) in [("metadata entries", pairs, pair_least), ("tensors", tensors, tensor_least)] {
+        check_count(what, count, least, r.c.remaining())?;
         if count > MAX_COUNT {
             return Err(Fault::Bad(format!("{count} {what}, at most {MAX_COUNT} are read")));
         }
@@ -87,7 +112,7 @@ fn header(c: &mut Cursor<'_>) -> Result<Listing, Fault> {
 
     let mut metadata = Metadata::default();
     for i in 0..pairs {
-        let (key, value) = pair(c, i)?;
+        let (key, value) = pair(r, i)?;
         if !metadata.insert(key, value) {
             return Err(Fault::Bad(format!("metadata key {} appears twice", shown(key))));
         }
@@ -96,28 +121,33 @@ fn header(c: &mut Cursor<'_>) -> Result<Listing, Fault> {
 
     let mut raw = Vec::new();
     for i in 0..tensors {
-        raw.push(description(c, i)?);
+        raw.push(description(r, i)?);
     }
-    let data = c.at().checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
-    let file_len = c.at() + c.remaining();
+    let data = r.c.at().checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
+    let file_len = r.c.at() + r.c.remaining();
+    let big_endian = r.c.is_big_endian();
 
     let mut out = Vec::with_capacity(raw.len());
     for t in raw {
         let placed = place(&t, &metadata, alignment, data, file_len);
         let (meta, range) = placed.map_err(|what| format!("tensor {}: {what}", shown(t.name)))?;
-        out.push(TensorEntry { name: t.name.to_owned(), meta, range });
+        let form = if big_endian { endian::form(meta.dtype) } else { Ok(Form::default()) };
+        let form = form.map_err(|what| format!("tensor {}: {what}", shown(t.name)))?;
+        out.push(TensorEntry { name: t.name.to_owned(), meta, range, form });
     }
     Ok(Listing { tensors: out, metadata })
 }
 
-fn check_version(version: u32) -> Result<(), String> {
+/// The version, after which the cursor knows the byte order of the file.
+fn version(c: &mut Cursor<'_>) -> Result<u32, Fault> {
+    let mut version = c.u32("version")?;
+    if version.swap_bytes() <= 0xffff && version > 0xffff {
+        c.set_big_endian();
+        version = version.swap_bytes();
+    }
     match version {
-        2 | 3 => Ok(()),
-        1 => Err("GGUF version 1 is not supported; convert the file with a current program".into()),
-        v if v.swap_bytes() <= 0xffff && v > 0xffff => {
-            Err(format!("big-endian GGUF (version {}) is not supported", v.swap_bytes()))
-        }
-        v => Err(format!("GGUF version {v} is not known, only 2 and 3")),
+        1..=3 => Ok(version),
+        v => Err(Fault::Bad(format!("GGUF version {v} is not known, only 1 to 3"))),
     }
 }
 
@@ -137,70 +167,87 @@ fn alignment(metadata: &Metadata) -> Result<u64, String> {
     }
 }
 
-fn pair<'a>(c: &mut Cursor<'a>, i: u64) -> Result<(&'a str, Value), Fault> {
-    let key = c.utf8(&format!("key of metadata entry {i}"))?;
+fn pair<'a>(r: &mut Reader<'a>, i: u64) -> Result<(&'a str, Value), Fault> {
+    let key = r.utf8(&format!("key of metadata entry {i}"))?;
     if key.is_empty() {
         return Err(Fault::Bad(format!("metadata entry {i} has an empty key")));
     }
     let what = format!("metadata {}", shown(key));
-    let kind = value_type(c, &what)?;
-    Ok((key, value(c, kind, &what)?))
+    let kind = value_type(r, &what)?;
+    Ok((key, value(r, kind, &what)?))
 }
 
-fn value_type(c: &mut Cursor<'_>, what: &str) -> Result<ArrayType, Fault> {
-    let id = c.u32(what)?;
+fn value_type(r: &mut Reader<'_>, what: &str) -> Result<ArrayType, Fault> {
+    let id = r.c.u32(what)?;
     ArrayType::from_id(id).ok_or_else(|| Fault::Bad(format!("{what} has unknown value type {id}")))
 }
 
-fn value(c: &mut Cursor<'_>, kind: ArrayType, what: &str) -> Result<Value, Fault> {
+fn value(r: &mut Reader<'_>, kind: ArrayType, what: &str) -> Result<Value, Fault> {
     Ok(match kind {
-        ArrayType::U8 => Value::U8(u8::from_le_bytes(c.array(what)?)),
-        ArrayType::I8 => Value::I8(i8::from_le_bytes(c.array(what)?)),
-        ArrayType::U16 => Value::U16(u16::from_le_bytes(c.array(what)?)),
-        ArrayType::I16 => Value::I16(i16::from_le_bytes(c.array(what)?)),
-        ArrayType::U32 => Value::U32(c.u32(what)?),
-        ArrayType::I32 => Value::I32(i32::from_le_bytes(c.array(what)?)),
-        ArrayType::F32 => Value::F32(f32::from_le_bytes(c.array(what)?)),
-        ArrayType::U64 => Value::U64(c.u64(what)?),
-        ArrayType::I64 => Value::I64(i64::from_le_bytes(c.array(what)?)),
-        ArrayType::F64 => Value::F64(f64::from_le_bytes(c.array(what)?)),
-        ArrayType::Bool => match c.array::<1>(what)? {
-            [0] => Value::Bool(false),
-            [1] => Value::Bool(true),
-            [b] => return Err(Fault::Bad(format!("{what} is a truth value of {b}"))),
+        ArrayType::U8 => Value::U8(u8::from_le_bytes(r.c.number(what)?)),
+        ArrayType::I8 => Value::I8(i8::from_le_bytes(r.c.number(what)?)),
+        ArrayType::U16 => Value::U16(u16::from_le_bytes(r.c.number(what)?)),
+        ArrayType::I16 => Value::I16(i16::from_le_bytes(r.c.number(what)?)),
+        ArrayType::U32 => Value::U32(u32::from_le_bytes(r.c.number(what)?)),
+        ArrayType::I32 => Value::I32(i32::from_le_bytes(r.c.number(what)?)),
+        ArrayType::F32 => Value::F32(f32::from_le_bytes(r.c.number(what)?)),
+        ArrayType::U64 => Value::U64(u64::from_le_bytes(r.c.number(what)?)),
+        ArrayType::I64 => Value::I64(i64::from_le_bytes(r.c.number(what)?)),
+        ArrayType::F64 => Value::F64(f64::from_le_bytes(r.c.number(what)?)),
+        ArrayType::Bool => match r.c.u8(what)? {
+            0 => Value::Bool(false),
+            1 => Value::Bool(true),
+            b => return Err(Fault::Bad(format!("{what} is a truth value of {b}"))),
         },
         // Free text such as a description; a stray byte in it does not make the tensors unusable.
-        ArrayType::String => Value::String(String::from_utf8_lossy(c.string(what)?).into_owned()),
-        ArrayType::Array => Value::Array(array(c, what)?),
+        ArrayType::String => Value::String(String::from_utf8_lossy(r.string(what)?).into_owned()),
+        ArrayType::Array => Value::Array(array(r, what)?),
     })
 }
 
-fn array(c: &mut Cursor<'_>, what: &str) -> Result<Array, Fault> {
-    let kind = value_type(c, what)?;
-    let len = c.u64(what)?;
-    let mut start = *c;
-    skip_elements(c, kind, len, what, 1)?;
-    let raw = start.take(c.at() - start.at(), what)?.to_vec();
+fn array(r: &mut Reader<'_>, what: &str) -> Result<Array, Fault> {
+    let kind = value_type(r, what)?;
+    let len = r.count(what)?;
+    let mut raw = Vec::new();
+    elements(r, kind, len, what, 1, &mut raw)?;
     Ok(Array { kind, len, raw })
 }
 
-fn skip_elements(c: &mut Cursor<'_>, kind: ArrayType, len: u64, what: &str, depth: usize) -> Result<(), Fault> {
+/// Appends `len` elements as [`Array`] keeps them, whatever the version and the byte order of the file.
+fn elements(
+    r: &mut Reader<'_>,
+    kind: ArrayType,
+    len: u64,
+    what: &str,
+    depth: usize,
+    raw: &mut Vec<u8>,
+) -> Result<(), Fault> {
     if let Some(size) = kind.fixed_size() {
-        c.take(len.saturating_mul(size), what)?;
+        let part = r.c.take(len.saturating_mul(size), what)?;
+        let start = raw.len();
+        raw.extend_from_slice(part);
+        if r.c.is_big_endian() {
+            let added = raw.get_mut(start..).unwrap_or_default();
+            added.chunks_exact_mut(usize::try_from(size).unwrap_or(1)).for_each(<[u8]>::reverse);
+        }
         return Ok(());
     }
-    let least = if kind == ArrayType::String { 8 } else { 4 + 8 };
-    check_count(&format!("elements of {what}"), len, least, c.remaining())?;
+    let least = if kind == ArrayType::String { r.width() } else { 4 + r.width() };
+    check_count(&format!("elements of {what}"), len, least, r.c.remaining())?;
     if kind == ArrayType::Array && depth >= MAX_ARRAY_DEPTH {
         return Err(Fault::Bad(format!("{what} nests arrays deeper than {MAX_ARRAY_DEPTH}")));
     }
     for _ in 0..len {
         if kind == ArrayType::String {
-            c.string(what)?;
+            let text = r.string(what)?;
+            raw.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            raw.extend_from_slice(text);
         } else {
-            let kind = value_type(c, what)?;
-            let len = c.u64(what)?;
-            skip_elements(c, kind, len, what, depth + 1)?;
+            let kind = value_type(r, what)?;
+            let len = r.count(what)?;
+            raw.extend_from_slice(&kind.id().to_le_bytes());
+            raw.extend_from_slice(&len.to_le_bytes());
+            elements(r, kind, len, what, depth + 1, raw)?;
         }
     }
     Ok(())
@@ -214,19 +261,19 @@ struct Description<'a> {
     offset: u64,
 }
 
-fn description<'a>(c: &mut Cursor<'a>, i: u64) -> Result<Description<'a>, Fault> {
-    let name = c.utf8(&format!("name of tensor {i}"))?;
+fn description<'a>(r: &mut Reader<'a>, i: u64) -> Result<Description<'a>, Fault> {
+    let name = r.utf8(&format!("name of tensor {i}"))?;
     let what = format!("tensor {}", shown(name));
-    let axes = c.u32(&what)?;
+    let axes = r.c.u32(&what)?;
     if axes as usize > MAX_RANK {
         return Err(Fault::Bad(format!("{what}: {axes} axes, at most {MAX_RANK} are supported")));
     }
     let mut dims = Vec::with_capacity(MAX_RANK);
     for _ in 0..axes {
-        dims.push(c.u64(&what)?);
+        dims.push(r.count(&what)?);
     }
     dims.reverse(); // the file has the fastest axis first
-    Ok(Description { name, dims, type_id: c.u32(&what)?, offset: c.u64(&what)? })
+    Ok(Description { name, dims, type_id: r.c.u32(&what)?, offset: r.c.u64(&what)? })
 }
 
 fn place(

@@ -7,7 +7,6 @@ use sd_core::{Error, Result};
 
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC};
 use crate::atomic::{Atomic, Sink};
-use crate::checkpoint::gguf_listing;
 use crate::file::{Access, SourceFile};
 use crate::listing::TensorSpec;
 use crate::metadata::Value;
@@ -58,7 +57,7 @@ pub fn stream_gguf(
         if file.len() != len {
             return Err(Error::bad_file(path, format!("{} bytes were written instead of {len}", file.len())));
         }
-        gguf_listing(&file, path).map(drop)
+        super::listing(&file, path).map(drop)
     })?;
     out.commit()
 }

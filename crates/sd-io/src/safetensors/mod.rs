@@ -8,6 +8,7 @@ use std::path::Path;
 
 use sd_core::{DType, Error, Result, TensorMeta};
 
+use crate::form::Form;
 use crate::listing::{Listing, TensorEntry, check_names, in_file_order, shape, size};
 use crate::metadata::{Metadata, Value};
 use crate::text::{cut, shown};
@@ -84,7 +85,7 @@ pub(crate) fn header_len(bytes: &[u8], file_len: u64) -> Result<u64, String> {
 
 fn entry(name: String, info: &header::Info, data: u64, file_len: u64) -> Result<TensorEntry, (String, String)> {
     match place(info, data, file_len) {
-        Ok((meta, range)) => Ok(TensorEntry { name, meta, range }),
+        Ok((meta, range)) => Ok(TensorEntry { name, meta, range, form: Form::default() }),
         Err(what) => Err((name, what)),
     }
 }

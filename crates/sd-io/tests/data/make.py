@@ -1,13 +1,21 @@
 """Writes the files in this folder: small checkpoints and pictures made by other programs.
 
-    pip install gguf==0.19.0 pillow==13.0.0 numpy==1.26.4 && python make.py
+    pip install gguf==0.19.0 pillow==13.0.0 numpy==1.26.4 torch==2.15.0 && python make.py
 """
 
+import collections
 import io
+import pickle
+import struct
+import sys
+import tarfile
+import types
+import zipfile
 from pathlib import Path
 
 import gguf
 import numpy as np
+import torch
 from PIL import Image, PngImagePlugin
 
 HERE = Path(__file__).parent
@@ -22,6 +30,134 @@ def checkpoint():
     w.add_tensor("b.weight", np.array([[1.5, -2.0]], dtype=np.float16))
     q = gguf.quants.quantize(np.linspace(-1, 1, 64, dtype=np.float32).reshape(2, 32), gguf.GGMLQuantizationType.Q8_0)
     w.add_tensor("q.weight", q, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def counting(shape, dtype, start=0):
+    return torch.arange(start, start + int(np.prod(shape))).reshape(shape).to(dtype)
+
+
+def tensors():
+    """Every element counts up from 0 in row-major order of the tensor as it is seen."""
+    base = counting((3, 4), torch.float32)
+    return {
+        "f32": counting((2, 3), torch.float32),
+        "f16": counting((2, 3), torch.float16),
+        "bf16": counting((2, 3), torch.bfloat16),
+        "f64": counting((2, 3), torch.float64),
+        "i64": counting((2, 3), torch.int64),
+        "i32": counting((2, 3), torch.int32),
+        "i16": counting((2, 3), torch.int16),
+        "i8": counting((2, 3), torch.int8),
+        "u8": counting((2, 3), torch.uint8),
+        "bool": torch.tensor([[False, True, False], [True, True, False]]),
+        "turned": counting((2, 3), torch.float32).t().contiguous().t(),  # stored by columns
+        "rows": base[1:],  # [2, 4], counts from 4
+        "columns": base[:, 1:3],  # [3, 2]: 1 2 5 6 9 10
+        "shared": base,
+        "scalar": torch.tensor(7.0),
+        "empty": torch.zeros(0, 5),
+        "parameter": torch.nn.Parameter(counting((2,), torch.float32)),
+    }
+
+
+def torch_zip(path, edit):
+    """Writes a file of torch.save again with its members changed."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            new.writestr(zipfile.ZipInfo(name), edit(name, old.read(name)))
+    path.write_bytes(out.getvalue())
+
+
+def torch_tar(path):
+    """The layout before PyTorch 0.4, which torch.load still reads and torch.save no longer writes."""
+    storages = pickle.dumps(1, 2)
+    storages += pickle.dumps((11, "cpu", torch.FloatStorage), 2)
+    storages += struct.pack("<q", 6) + np.arange(6, dtype="<f4").tobytes()
+    storages += pickle.dumps([(12, 11, 2, 4)], 2)
+    members = pickle.dumps(2, 2)
+    members += pickle.dumps((21, 11, torch.FloatTensor), 2)
+    members += struct.pack("<iiqqqqq", 2, 0, 2, 3, 3, 1, 0)
+    members += pickle.dumps((22, 12, torch.FloatTensor), 2)
+    members += struct.pack("<iiqqqqq", 2, 0, 2, 2, 1, 2, 0)  # stored by columns
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj):
+            return {"w": 21, "v": 22}.get(obj[1]) if isinstance(obj, tuple) and obj[:1] == ("tensor",) else None
+
+    main = io.BytesIO()
+    Pickler(main, 2).dump(collections.OrderedDict(w=("tensor", "w"), v=("tensor", "v")))
+    with tarfile.open(path, "w:", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in [("storages", storages), ("tensors", members), ("pickle", main.getvalue())]:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    assert torch.load(path, weights_only=False)["v"].tolist() == [[2, 4], [3, 5]]
+
+
+class Evil:
+    def __reduce__(self):
+        import os
+
+        return os.system, ("echo this must never run",)
+
+
+def pytorch():
+    file = tensors()
+    torch.save({**file, "f8": counting((2, 3), torch.float8_e4m3fn)}, HERE / "torch-zip.pt")
+    torch.save(file, HERE / "torch-legacy.pt", _use_new_zipfile_serialization=False)
+    torch_tar(HERE / "torch-tar.pt")
+    torch.save(counting((2, 3), torch.float32), HERE / "torch-bare.pt")
+    torch.save([counting((1,), torch.float32), counting((1,), torch.float32, 1)], HERE / "torch-list.pt")
+    one, two = {"w": counting((2,), torch.float32)}, {"w": counting((2,), torch.float32, 2)}
+    torch.save({"params": one, "params_ema": two}, HERE / "torch-ema.pth")
+    inversion = {"string_to_token": {"*": torch.tensor(265)}, "string_to_param": {"*": counting((2, 4), torch.float32)}}
+    torch.save({**inversion, "name": "my cat", "step": 500, "sd_checkpoint": None}, HERE / "torch-inversion.pt")
+
+    # As PyTorch Lightning leaves checkpoints: a class as a key, numbers, an optimizer with tensors of its own.
+    module = types.ModuleType("pytorch_lightning.callbacks.model_checkpoint")
+    module.ModelCheckpoint = type("ModelCheckpoint", (), {"__module__": module.__name__})
+    sys.modules["pytorch_lightning"] = types.ModuleType("pytorch_lightning")
+    sys.modules["pytorch_lightning.callbacks"] = types.ModuleType("pytorch_lightning.callbacks")
+    sys.modules[module.__name__] = module
+    lightning = {
+        "epoch": 3,
+        "global_step": 470000,
+        "pytorch-lightning_version": "1.4.2",
+        "state_dict": collections.OrderedDict({"model.diffusion_model.w": counting((2,), torch.float16)}),
+        "callbacks": {module.ModelCheckpoint: {"best_model_score": np.float64(0.5), "current_score": torch.tensor(1.0)}},
+        "optimizer_states": [{"state": {0: {"exp_avg": torch.zeros(2)}}}],
+    }
+    torch.save(lightning, HERE / "torch-lightning.ckpt")
+    torch.save(lightning, HERE / "torch-lightning-legacy.ckpt", _use_new_zipfile_serialization=False)
+
+    big = HERE / "torch-big-endian.pt"
+    torch.save({"w": counting((2, 3), torch.float32), "b": counting((4,), torch.uint8)}, big)
+
+    def turn(name, data):
+        if name.endswith("/byteorder"):
+            return b"big"
+        return np.frombuffer(data, "<f4").astype(">f4").tobytes() if name.endswith("/data/0") else data
+
+    torch_zip(big, turn)
+    assert torch.load(big)["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    torch.save({"w": torch.zeros(1), "x": Evil()}, HERE / "torch-evil.pt", pickle_protocol=4)
+    torch.save({"w": torch.zeros(1), "x": Evil()}, HERE / "torch-evil-legacy.pt", _use_new_zipfile_serialization=False)
+    torch.save(torch.nn.Linear(1, 1), HERE / "torch-module.pt")
+    torch.jit.save(torch.jit.script(torch.nn.ReLU()), HERE / "torch-script.pt")
+
+
+def big_endian_gguf():
+    w = gguf.GGUFWriter(HERE / "big-endian.gguf", "sd1", endianess=gguf.GGUFEndian.BIG)
+    w.add_uint32("answer", 42)
+    w.add_array("tokenizer.ggml.tokens", ["<s>", "é"])
+    w.add_array("tokenizer.ggml.scores", [0.5, -1.5])
+    w.add_tensor("a.weight", np.arange(6, dtype=np.float32).reshape(2, 3))
+    w.add_tensor("b.weight", np.array([[1.5, -2.0]], dtype=np.float16))
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -68,4 +204,6 @@ def pictures():
 
 if __name__ == "__main__":
     checkpoint()
+    big_endian_gguf()
+    pytorch()
     pictures()
