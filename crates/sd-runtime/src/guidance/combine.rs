@@ -61,7 +61,8 @@ impl Guidance {
         };
         let guided = uncond.is_some() || image_uncond.is_some();
         let value = |v: Option<&[f32]>, i: usize| v.and_then(|v| v.get(i)).map_or(0.0, |v| f64::from(*v));
-        let sum = |w: [f64; 3], i: usize, c: f64| w[0] * c + w[1] * value(uncond, i) + w[2] * value(image_uncond, i);
+        let sum =
+            |w: [f64; 3], i: usize, c: f64| w[0] * c + w[1] * value(uncond, i) + w[2] * value(image_uncond, i);
         let terms = |w: [f64; 3]| p.cond.iter().enumerate().map(move |(i, c)| sum(w, i, f64::from(*c)));
         let mut out: Vec<f64> = if guided && self.apg.is_on() && text != 1.0 {
             let [_, u, i] = weights.map(|w| w / (text - 1.0));

@@ -33,7 +33,8 @@ impl FromStr for GuidanceSchedule {
         };
         let items = text.split('+').map(|part| {
             item(part).ok_or_else(|| {
-                let what = format!("extra-sample-args: guidance_schedule wants scale x count, as 7x10+3x5, got {part:?}");
+                let what =
+                    format!("extra-sample-args: guidance_schedule wants scale x count, as 7x10+3x5, got {part:?}");
                 Error::request(what)
             })
         });
@@ -85,7 +86,8 @@ mod tests {
 
     #[test]
     fn intervals() {
-        let inside = |i: Interval, f: fn(Interval, usize, usize) -> bool| (0..28).filter(|s| f(i, *s, 28)).collect();
+        let inside =
+            |i: Interval, f: fn(Interval, usize, usize) -> bool| (0..28).filter(|s| f(i, *s, 28)).collect();
         let of: Vec<usize> = inside(Interval { start: 0.01, stop: 0.2 }, Interval::is_inside);
         assert_eq!(of, [1, 2, 3, 4, 5]);
         let of: Vec<usize> = inside(Interval { start: 0.25, stop: 0.4 }, Interval::contains);

@@ -37,7 +37,7 @@ impl Method for TwoSAncestral {
 /// DPM-Solver++(2M): `sample_dpmpp_2m`.
 #[derive(Default)]
 pub(super) struct TwoM {
-    /// A1111's "DPM++ 2M v2" (its discussion 8457): the ratio and the mean of the longer and the shorter of two steps.
+    /// Hallatore's variant (k-diffusion, issue 56): the ratio and the mean of the longer and the shorter of two steps.
     pub(super) v2: bool,
     pub(super) previous: Option<Previous>,
 }

@@ -134,7 +134,8 @@ impl SamplerKind {
     /// Whether `eta` changes what the sampler does.
     pub fn uses_eta(self) -> bool {
         use SamplerKind as K;
-        self.default_eta() > 0.0 || matches!(self, K::DdimTrailing | K::Tcd | K::ResMultistep | K::Res2s | K::EulerGe)
+        self.default_eta() > 0.0
+            || matches!(self, K::DdimTrailing | K::Tcd | K::ResMultistep | K::Res2s | K::EulerGe)
     }
 
     /// Whether the sampler reads the estimate without guidance, so that its pass is needed whatever the scale.

@@ -75,8 +75,7 @@ fn variable_weights(n: usize, [h0, h1, h2, h3]: [f64; 4]) -> Vec<f64> {
     if n == 3 {
         return third.to_vec();
     }
-    let far = ((1.0 - h0 / (3.0 * (h0 + h1))) / 2.0
-        + (1.0 - h0 / (2.0 * (h0 + h1))) * h0 / (6.0 * (h0 + h1 + h2)))
+    let far = ((1.0 - h0 / (3.0 * (h0 + h1))) / 2.0 + (1.0 - h0 / (2.0 * (h0 + h1))) * h0 / (6.0 * (h0 + h1 + h2)))
         * (h0 * (h0 + h1) * (h0 + h1 + h2))
         / (h1 * (h1 + h2) * (h1 + h2 + h3));
     let q = h1 * (h1 + h2) / (h2 * (h2 + h3));

@@ -216,7 +216,8 @@ mod tests {
 
     #[test]
     fn parses() {
-        let options: SampleOptions = " gamma=1.5, noise_scale_start=0.9;stretch=OFF ,lms_divisions=1000,".parse().unwrap();
+        let options: SampleOptions =
+            " gamma=1.5, noise_scale_start=0.9;stretch=OFF ,lms_divisions=1000,".parse().unwrap();
         let want = SampleOptions {
             gamma: 1.5,
             noise_scale: [0.9, 0.9],

@@ -4,7 +4,9 @@ use sd_core::{Error, Result};
 
 /// The number of training timesteps.
 pub const TIMESTEPS: usize = 1000;
-pub(super) const LAST: f64 = (TIMESTEPS - 1) as f64;
+const LAST: f64 = (TIMESTEPS - 1) as f64;
+/// The levels that schedules of Flux pick from.
+const FLUX_ENTRIES: usize = 10 * TIMESTEPS;
 /// The smallest noise level of a table; a stored one may claim no noise at all at its first timestep.
 const LEAST_SIGMA: f64 = 1e-6;
 
@@ -21,7 +23,7 @@ enum Levels {
     /// The logarithms of the least and the largest. The timestep of a level is a quarter of its logarithm.
     Continuous([f64; 2]),
     /// Rectified flow: the level is the share of noise, evenly spaced and shifted; the timestep is a multiple of it.
-    Flow { shift: f64, time_scale: f64 },
+    Flow { shift: f64, time_scale: f64, entries: usize },
 }
 
 impl SigmaTable {
@@ -49,7 +51,13 @@ impl SigmaTable {
     /// [`shifted`]). `time_scale` times a level is what the network is told: 1000 for SD3 and its kin, 1 for Flux, whose
     /// network multiplies by 1000 itself (Esser et al. 2024, section 5.3.2).
     pub fn flow(shift: f64, time_scale: f64) -> SigmaTable {
-        SigmaTable { levels: Levels::Flow { shift, time_scale } }
+        SigmaTable { levels: Levels::Flow { shift, time_scale, entries: TIMESTEPS } }
+    }
+
+    /// The levels of Flux: a flow whose network is told the level itself. Schedules pick from ten times as many levels
+    /// (ComfyUI's `ModelSamplingFlux`).
+    pub fn flux(shift: f64) -> SigmaTable {
+        SigmaTable { levels: Levels::Flow { shift, time_scale: 1.0, entries: FLUX_ENTRIES } }
     }
 
     /// Whether levels are shares of noise, from 0 to 1.
@@ -67,7 +75,9 @@ impl SigmaTable {
     pub fn place(&self, sigma: f64) -> f64 {
         match &self.levels {
             Levels::Table(_) => self.timestep(sigma),
-            Levels::Continuous([min, max]) if max > min => ((sigma.ln() - min) / (max - min)).clamp(0.0, 1.0) * LAST,
+            Levels::Continuous([min, max]) if max > min => {
+                ((sigma.ln() - min) / (max - min)).clamp(0.0, 1.0) * LAST
+            }
             Levels::Continuous(_) => 0.0,
             Levels::Flow { shift, .. } => {
                 let u = sigma / (shift - (shift - 1.0) * sigma);
@@ -101,7 +111,34 @@ impl SigmaTable {
 
     /// The smallest noise level.
     pub fn min(&self) -> f64 {
-        self.sigma(0.0)
+        self.entry(0.0)
+    }
+
+    /// How many levels schedules pick from.
+    pub(super) fn entries(&self) -> usize {
+        match self.levels {
+            Levels::Flow { entries, .. } => entries,
+            Levels::Table(_) | Levels::Continuous(_) => TIMESTEPS,
+        }
+    }
+
+    /// The level at a place in those that schedules pick from, from 0 for the smallest, interpolated and held to them.
+    pub(super) fn entry(&self, k: f64) -> f64 {
+        match self.levels {
+            Levels::Flow { shift, entries, .. } => {
+                shifted(shift, (k + 1.0).clamp(1.0, entries as f64) / entries as f64)
+            }
+            Levels::Table(_) | Levels::Continuous(_) => self.sigma(k),
+        }
+    }
+
+    /// The level at a share of the way from the largest to the smallest, in even timesteps. In a flow both ends of the
+    /// way are levels, which are shifted once more: so do Stability AI's reference, diffusers and ComfyUI.
+    pub(super) fn even(&self, part: f64) -> f64 {
+        match self.levels {
+            Levels::Flow { shift, .. } => shifted(shift, 1.0 + part * (self.min() - 1.0)),
+            Levels::Table(_) | Levels::Continuous(_) => self.sigma(LAST * (1.0 - part)),
+        }
     }
 
     /// The largest noise level.
@@ -149,8 +186,12 @@ pub fn shifted(shift: f64, u: f64) -> f64 {
 /// The shift `e^mu` that Flux.1 dev uses for a picture of that many tokens, one for each 16x16 pixels: `mu` is linear,
 /// 0.5 at 256 and 1.15 at 4096 (Black Forest Labs' `get_schedule`).
 pub fn flux_shift(tokens: usize) -> f64 {
-    linear_mu(tokens, [256.0, 4096.0], [0.5, 1.15]).exp()
+    linear_mu(tokens, FLUX_TOKENS, FLUX_MU).exp()
 }
+
+/// The sizes between which Flux's mu is a line, and mu there.
+pub(super) const FLUX_TOKENS: [f64; 2] = [256.0, 4096.0];
+pub(super) const FLUX_MU: [f64; 2] = [0.5, 1.15];
 
 /// The line through two points, at `tokens`.
 pub(super) fn linear_mu(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
