@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sd_core::{Scope, WeightSource};
+use sd_core::{DType, Scope, WeightSource};
 
 use crate::names::{Part, Spelling, is_ignored, part_of};
 use crate::view::View;
@@ -60,6 +60,17 @@ impl Component {
     /// How many bytes its tensors take in the file.
     pub fn bytes(&self) -> u64 {
         self.view.file_bytes()
+    }
+
+    /// How its tensors are stored in the file: tensors and bytes by type.
+    pub fn stored(&self) -> BTreeMap<DType, (usize, u64)> {
+        let mut out: BTreeMap<DType, (usize, u64)> = BTreeMap::new();
+        for m in self.view.file_metas() {
+            let (count, bytes) = out.entry(m.dtype).or_default();
+            *count += 1;
+            *bytes += m.dtype.bytes(m.shape.elements(), m.shape.last()).unwrap_or(0) as u64;
+        }
+        out
     }
 
     /// How many tensors there are.

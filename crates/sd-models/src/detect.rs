@@ -97,6 +97,29 @@ pub(crate) fn detect(file: &dyn WeightSource) -> Kind {
     })
 }
 
+/// Those of UNets that tell their families apart.
+const TELLING: &[&[&str]] = &[
+    &["input_blocks.0.0.weight", "conv_in.weight"],
+    &["label_emb.0.0.weight", "add_embedding.linear_1.weight"],
+    &["attn2.to_k.weight"],
+    &["transformer_blocks.0.proj_in.weight", "1.proj_in.weight", "attentions.0.proj_in.weight"],
+    &["cond_stage_model.model.", "cond_stage_model.transformer."],
+];
+
+/// The tensors of `file` by which [`detect`] knows it.
+pub(crate) fn evidence(file: &dyn WeightSource) -> Vec<String> {
+    let names = file.names();
+    let first = |key: &&str| names.iter().find(|n| at_component(n, key) && !n.contains("coder.")).copied();
+    let rows = OTHERS.iter().map(|row| row.0).chain(NETWORKS.iter().map(|row| row.0));
+    let found: Vec<&str> = match rows.filter_map(|key| first(&key)).next() {
+        Some(name) => vec![name],
+        None if detect(file) == Kind::NoNetwork => Vec::new(),
+        None => TELLING.iter().filter_map(|keys| keys.iter().find_map(first)).collect(),
+    };
+    let shape = |name: &str| file.meta(name).map(|m| m.shape.to_string()).unwrap_or_default();
+    found.into_iter().map(|name| format!("{name} {}", shape(name))).collect()
+}
+
 /// Whether the key stands at the start of `name` or after a dot.
 fn at_component(name: &str, key: &str) -> bool {
     name.match_indices(key).any(|(i, _)| i == 0 || name.get(..i).is_some_and(|before| before.ends_with('.')))

@@ -27,6 +27,7 @@ mod markers;
 mod model;
 mod names;
 mod report;
+mod survey;
 #[cfg(test)]
 mod testing;
 pub mod text;
@@ -41,3 +42,4 @@ pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shif
 pub use model::{Files, Model};
 pub use names::Part;
 pub use report::{PartReport, Report, Unused};
+pub use survey::{FileKind, Survey, SurveyedFile, SurveyedPart};

@@ -58,17 +58,20 @@ impl Report {
             parameters: c.parameters(),
             bytes: c.bytes(),
         };
-        Report { parts: parts.iter().map(part).collect(), unused: unused(parts, files) }
+        Report { parts: parts.iter().map(part).collect(), unused: unused(parts, &[], files) }
     }
 }
 
-fn unused(parts: &[&Component], files: &[Arc<Checkpoint>]) -> Vec<Unused> {
+/// What neither the graphs of `parts`, which are built, nor those of `unbuilt` would read.
+pub(crate) fn unused(parts: &[&Component], unbuilt: &[&Component], files: &[Arc<Checkpoint>]) -> Vec<Unused> {
     let mut out: BTreeMap<(PathBuf, String), Unused> = BTreeMap::new();
     for file in files {
         let source: Arc<dyn WeightSource> = file.clone();
         let mut left: BTreeSet<&str> = source.names().into_iter().filter(|n| !is_ignored(n)).collect();
-        for c in parts.iter().filter(|c| std::ptr::addr_eq(Arc::as_ptr(c.file()), Arc::as_ptr(&source))) {
-            let unused: BTreeSet<String> = c.scope().unused().into_iter().collect();
+        let here = |c: &&&Component| std::ptr::addr_eq(Arc::as_ptr(c.file()), Arc::as_ptr(&source));
+        let built = parts.iter().filter(here).map(|c| (c, c.scope().unused()));
+        for (c, unused) in built.chain(unbuilt.iter().filter(here).map(|c| (c, Vec::new()))) {
+            let unused: BTreeSet<String> = unused.into_iter().collect();
             for here in c.source().names().into_iter().filter(|n| !unused.contains(*n)) {
                 c.file_names(here).iter().for_each(|n| _ = left.remove(n.as_str()));
             }

@@ -74,9 +74,14 @@ impl View {
 
     /// How many bytes the tensors take in the file.
     pub(crate) fn file_bytes(&self) -> u64 {
-        let names: BTreeSet<&String> = self.entries.values().flat_map(|e| &e.sources).collect();
-        let metas = names.into_iter().filter_map(|n| self.file.meta(n));
+        let metas = self.file_metas().into_iter();
         metas.filter_map(|m| m.dtype.bytes(m.shape.elements(), m.shape.last())).map(|n| n as u64).sum()
+    }
+
+    /// Shapes and types of the tensors in the file.
+    pub(crate) fn file_metas(&self) -> Vec<TensorMeta> {
+        let names: BTreeSet<&String> = self.entries.values().flat_map(|e| &e.sources).collect();
+        names.into_iter().filter_map(|n| self.file.meta(n)).collect()
     }
 
     /// A tensor of the file, as `dtype`.
