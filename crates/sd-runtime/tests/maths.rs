@@ -4,9 +4,7 @@
 
 mod support;
 
-use sd_runtime::{
-    Prediction, Rng, RngKind, ScheduleInput, SchedulerKind, SigmaTable, flux_shift, shifted,
-};
+use sd_runtime::{Ays, Prediction, Rng, RngKind, ScheduleInput, SchedulerKind, SigmaTable, flux_shift, shifted};
 use support::{Fixture, json};
 
 /// Both slices agree within `abs`; a failure names the first place where they do not.
@@ -94,7 +92,8 @@ fn schedules_are_k_diffusions() {
             continue;
         }
         let want: Vec<f64> = list(&schedule["sigmas"]).iter().map(number).collect();
-        let got = name.parse::<SchedulerKind>().unwrap().sigmas(&ScheduleInput::new(&table, want.len() - 1)).unwrap();
+        let got =
+            name.parse::<SchedulerKind>().unwrap().sigmas(&ScheduleInput::new(&table, want.len() - 1)).unwrap();
         assert_eq!(got.len(), want.len());
         got.iter().zip(&want).for_each(|(g, w)| close(name, *g, *w));
         compared += 1;
@@ -168,4 +167,46 @@ fn flows_levels_are_diffusers() {
         compare("shift", &got, &row["sigma"]);
     }
     assert!(seen == 24 && shifts.len() == 6, "{seen} {}", shifts.len());
+}
+
+/// References keep many of these levels in f32.
+const NAMED_LEVEL: f64 = 1e-6;
+
+#[test]
+fn schedules_are_their_references() {
+    let json = json("schedules_named.json");
+    let tables = [
+        ("sd", SigmaTable::scaled_linear()),
+        ("flow", SigmaTable::flow(3.0, 1000.0)),
+        ("flux", SigmaTable::flux(1.15f64.exp())),
+    ];
+    let mut seen = std::collections::BTreeMap::new();
+    for row in json["rows"].as_array().unwrap() {
+        let [table, name, reference] = ["table", "name", "reference"].map(|k| row[k].as_str().unwrap());
+        let steps = row["steps"].as_u64().unwrap() as usize;
+        let (kind, ays) = match name.split_once('.') {
+            Some((kind, _)) => (kind, Ays::Sdxl),
+            None => (name, Ays::Sd1),
+        };
+        let input = ScheduleInput {
+            tokens: row["tokens"].as_u64().unwrap_or(4096) as usize,
+            ays: Some(ays),
+            options: row["args"].as_str().unwrap_or("").parse().unwrap(),
+            ..ScheduleInput::new(&tables.iter().find(|(t, _)| *t == table).unwrap().1, steps)
+        };
+        let got = kind.parse::<SchedulerKind>().unwrap().sigmas(&input).unwrap();
+        let want: Vec<f64> = row["sigmas"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect();
+        let what = format!("{name} of {table}, {steps} steps, {} tokens, against {reference}", input.tokens);
+        assert_eq!(got.len(), want.len(), "{what}: {got:?}, want {want:?}");
+        let off = got.iter().zip(&want).map(|(g, w)| (g - w).abs() / w.max(1.0)).fold(0.0, f64::max);
+        assert!(off < NAMED_LEVEL, "{what}: off by {off}: {got:?}, want {want:?}");
+        let (count, worst) = seen.entry((kind.to_owned(), reference.to_owned())).or_insert((0, 0.0f64));
+        (*count, *worst) = (*count + 1, worst.max(off));
+    }
+    for ((name, reference), (count, worst)) in &seen {
+        println!("{name:14} {count:3} lists within {worst:.0e} of {reference}");
+    }
+    let names: std::collections::BTreeSet<_> = seen.keys().map(|(name, _)| name.as_str()).collect();
+    let missing: Vec<&str> = SchedulerKind::names().filter(|n| *n != "normal" && !names.contains(n)).collect();
+    assert!(missing.is_empty(), "no reference for {missing:?}");
 }

@@ -80,13 +80,15 @@ impl SchedulerKind {
             SchedulerKind::Lcm => {
                 let stride = (TIMESTEPS / LCM_STEPS) as f64;
                 each(&|i| {
-                    let skipped = whole(open(i) * LCM_STEPS as f64, n, LCM_STEPS);
+                    let skipped = whole((i * LCM_STEPS) as f64 / n as f64, n, LCM_STEPS);
                     table.sigma((LCM_STEPS as f64 - skipped) * stride - 1.0)
                 })
             }
             SchedulerKind::Beta => {
                 let [alpha, beta] = options.beta;
-                let mut places = each(&|i| (quantile::beta(1.0 - open(i), alpha, beta) * last).round_ties_even());
+                // A quantile that is halfway but for its last digits is rounded as the half.
+                let rounded = |k: f64| ((k * 1e9).round() / 1e9).round_ties_even();
+                let mut places = each(&|i| rounded(quantile::beta(1.0 - open(i), alpha, beta) * last));
                 places.dedup();
                 places.into_iter().map(|k| table.entry(k)).collect()
             }
