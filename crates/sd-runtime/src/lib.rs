@@ -36,4 +36,4 @@ pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Noise, Sampler, SamplerKind};
 pub use schedule::{ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, flux_shift, shifted};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
-pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Result, Tensor};
+pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Result, Tensor};

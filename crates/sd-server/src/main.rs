@@ -1,37 +1,26 @@
-//! `sd-server`: the HTTP front end. So far it answers `GET /health`.
+//! `sd-server`: the HTTP front end. One model, one worker, and a queue before it.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
-use axum::http::StatusCode;
-use axum::routing::get;
-use axum::{Json, Router};
-use clap::{ArgAction, Parser};
-use serde_json::{Value, json};
-use std::net::IpAddr;
-use std::process::ExitCode;
-use tracing::{error, info};
+mod app;
+mod args;
+mod failure;
+mod fields;
+mod limits;
+mod named;
+mod openai;
+mod page;
+mod queue;
+mod stop;
+mod webui;
 
-/// Answers over HTTP.
-#[derive(Debug, Parser)]
-#[command(
-    name = "sd-rs",
-    bin_name = "sd-server",
-    version = concat!("version ", env!("CARGO_PKG_VERSION")),
-    disable_version_flag = true,
-    args_override_self = true,
-    max_term_width = 120
-)]
-struct Args {
-    /// Address to listen on
-    #[arg(short, long, value_name = "string", default_value = "127.0.0.1")]
-    listen_ip: IpAddr,
-    /// Port to listen on; 0 lets the system choose one
-    #[arg(long, value_name = "int", default_value_t = 1234)]
-    listen_port: u16,
-    /// Print the version
-    #[arg(long, action = ArgAction::Version)]
-    version: Option<bool>,
-}
+use anyhow::{Context, Result};
+use app::App;
+use args::Args;
+use clap::Parser;
+use queue::Queue;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tracing::{debug, error, info};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -44,11 +33,12 @@ async fn main() -> ExitCode {
         }
     };
     tracing_subscriber::fmt()
+        .with_max_level(args.level())
         // Where stderr cannot be written, a complaint about that on stderr would end the program.
         .log_internal_errors(false)
         .without_time()
         .with_target(false)
-        .with_ansi(false)
+        .with_ansi(args.color)
         .with_writer(std::io::stderr)
         .init();
     match serve(&args).await {
@@ -60,52 +50,26 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal asks to stop, then finishes the requests that have begun.
+/// Opens the model and serves until a signal asks to stop.
 async fn serve(args: &Args) -> Result<()> {
+    if let Some(path) = &args.serve_html_path {
+        std::fs::metadata(path).with_context(|| format!("--serve-html-path {}", path.display()))?;
+    }
     let address = (args.listen_ip, args.listen_port);
     let listener = tokio::net::TcpListener::bind(address).await;
     let listener = listener.with_context(|| format!("listen on {}:{}", args.listen_ip, args.listen_port))?;
-    let stop = stop_signal()?;
+    let mut engine = args.open()?;
+    let model = engine.info().clone();
+    info!("{} model {} on {}", model.family, model.name, model.device);
+    for unused in &model.unused {
+        debug!("not used: {unused}");
+    }
+    let queue = Arc::new(Queue::default());
+    let work = queue.clone();
+    let worker = std::thread::Builder::new().name("worker".into()).spawn(move || work.work(&mut engine));
+    let worker = worker.context("start the worker")?;
+    let app = App { queue: queue.clone(), model, defaults: args.defaults(), page: args.serve_html_path.clone() };
+    let signal = stop::signal()?;
     info!("listening on: http://{}", listener.local_addr().context("listen")?);
-    axum::serve(listener, routes()).with_graceful_shutdown(stop).await.context("serve")?;
-    info!("stopped");
-    Ok(())
-}
-
-fn routes() -> Router {
-    Router::new().route("/health", get(health)).fallback(not_found).method_not_allowed_fallback(not_found)
-}
-
-async fn health() -> Json<Value> {
-    Json(json!({"status": "ok"}))
-}
-
-async fn not_found() -> (StatusCode, Json<Value>) {
-    (StatusCode::NOT_FOUND, Json(json!({"error": "not found"})))
-}
-
-/// Ctrl-C, or on Unix the signal with which a service manager ends a program. Both are caught from the call on, not
-/// only once the result is awaited.
-#[cfg(unix)]
-fn stop_signal() -> Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupt = signal(SignalKind::interrupt()).context("wait for Ctrl-C")?;
-    let mut terminate = signal(SignalKind::terminate()).context("wait for SIGTERM")?;
-    Ok(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    })
-}
-
-/// Ctrl-C.
-#[cfg(not(unix))]
-fn stop_signal() -> Result<impl Future<Output = ()>> {
-    Ok(async {
-        if let Err(e) = tokio::signal::ctrl_c().await {
-            error!("cannot wait for Ctrl-C: {e}");
-            std::future::pending::<()>().await;
-        }
-    })
+    stop::serve_until(signal, listener, app::routes(Arc::new(app)), &queue, worker).await
 }

@@ -1,9 +1,15 @@
-//! The built server, over a socket.
+//! The built server, over a socket, with the demo model.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStderr, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+const DEADLINE: Duration = Duration::from_secs(60);
 
 struct Server {
     child: Child,
@@ -12,28 +18,66 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> Server {
+    fn start(extra: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_sd-server"))
-            .args(["--listen-port", "0"])
+            .args(["--listen-port", "0", "--threads", "1", "--backend", "cpu"])
+            .args(extra)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let mut line = String::new();
-        log.read_line(&mut line).unwrap();
-        let (_, address) = line.trim().split_once("http://").unwrap_or_else(|| panic!("{line}"));
+        while !line.contains("listening on") {
+            line.clear();
+            assert!(log.read_line(&mut line).unwrap() > 0, "it ended before it listened");
+        }
+        let (_, address) = line.trim().split_once("http://").unwrap();
         let address = address.parse().unwrap();
         Server { child, log, address }
     }
 
-    /// Status and body of one request.
-    fn ask(&self, method: &str, path: &str) -> (u16, String) {
+    /// Head and body of one answer.
+    fn raw(&self, method: &str, path: &str, body: &[u8]) -> (String, String) {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n", body.len()).unwrap();
+        // A server that refuses a body need not read it.
+        let _ = stream.write_all(body);
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        let _ = stream.read_to_string(&mut answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer}"));
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// Status and JSON of one answer; null where there is none.
+    fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, Value) {
+        let (head, body) = self.raw(method, path, body);
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, serde_json::from_str(&body).unwrap_or_default())
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, body) = self.ask("GET", path, b"");
+        assert_eq!(status, 200, "{path}: {body}");
+        body
+    }
+
+    fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        self.ask("POST", path, body.to_string().as_bytes())
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = Command::new("sh").arg("-c").arg(format!("kill -{name} {}", self.child.id())).status().unwrap();
+        assert!(kill.success());
+    }
+
+    /// What is logged until it ends, in good order.
+    fn rest(&mut self) -> String {
+        let mut rest = String::new();
+        self.log.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+        rest
     }
 }
 
@@ -45,34 +89,231 @@ impl Drop for Server {
     }
 }
 
+fn decoded(text: &Value) -> Vec<u8> {
+    base64::prelude::BASE64_STANDARD.decode(text.as_str().unwrap()).unwrap()
+}
+
+/// Width and height of a PNG file, which IHDR holds.
+fn png_size(bytes: &[u8]) -> (u32, u32) {
+    assert_eq!(bytes[..8], *b"\x89PNG\r\n\x1a\n");
+    let side = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+    (side(16), side(20))
+}
+
 #[test]
-fn health_and_unknown_paths() {
-    let server = Server::start();
+fn paths_lists_and_the_page() {
+    let server = Server::start(&["--steps", "7", "-W", "100"]);
     assert_eq!(server.address.ip().to_string(), "127.0.0.1");
-    assert_eq!(server.ask("GET", "/health"), (200, r#"{"status":"ok"}"#.to_owned()));
-    let missing = (404, r#"{"error":"not found"}"#.to_owned());
-    assert_eq!(server.ask("GET", "/nothing"), missing);
-    assert_eq!(server.ask("POST", "/health"), missing);
+    assert_eq!(server.get("/health"), json!({"status": "ok"}));
+    for (method, path) in [("GET", "/nothing"), ("POST", "/health"), ("GET", "/sdapi/v1/txt2img")] {
+        assert_eq!(server.ask(method, path, b""), (404, json!({"error": "not found"})), "{method} {path}");
+    }
+    assert_eq!(server.get("/v1/models")["data"][0]["id"], "demo");
+    assert_eq!(server.get("/sdapi/v1/sd-models")[0]["model_name"], "demo");
+    assert_eq!(server.get("/sdapi/v1/options")["sd_model_checkpoint"], "demo");
+    let names = |path: &str| -> Vec<String> {
+        let list = server.get(path);
+        list.as_array().unwrap().iter().map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(names("/sdapi/v1/samplers").contains(&"Euler a".to_owned()));
+    assert!(names("/sdapi/v1/schedulers").starts_with(&["automatic".to_owned()]));
+    assert_eq!(server.post("/sdapi/v1/options", &json!({"sd_model_checkpoint": "demo.safetensors"})).0, 200);
+    assert_eq!(server.post("/sdapi/v1/options", &json!({"sd_model_checkpoint": "other"})).0, 400);
+    assert_eq!(server.post("/sdapi/v1/options", &json!({"odd": 1})).0, 400);
+    let about = server.get("/sdcpp/v1/capabilities");
+    let defaults = &about["defaults"];
+    assert_eq!((&defaults["width"], &defaults["sample_params"]["sample_steps"]), (&json!(104), &json!(7)));
+    assert_eq!(server.get("/sdapi/v1/progress")["progress"], 0.0);
+
+    let (head, page) = server.raw("GET", "/", b"");
+    assert!(head.contains("text/html") && head.contains("default-src 'none'"), "{head}");
+    assert!(page.contains("<title>sd-rs</title>") && !page.contains("://"));
+    let (head, body) = server.raw("OPTIONS", "/v1/images/generations", b"");
+    assert!(head.starts_with("HTTP/1.1 204") && body.is_empty(), "{head}");
+    assert!(head.to_lowercase().contains("access-control-allow-origin: *"), "{head}");
+}
+
+#[test]
+fn pictures() {
+    let server = Server::start(&[]);
+    let ask = json!({"prompt": "a red circle", "negative_prompt": "blue", "width": 64, "height": 128, "steps": 3,
+        "seed": 7, "batch_size": 2, "sampler_name": "Euler a", "odd": 1});
+    let (status, answer) = server.post("/sdapi/v1/txt2img", &ask);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(answer["parameters"], ask);
+    assert_eq!(answer["warnings"], json!(["odd: unknown, ignored"]));
+    let info: Value = serde_json::from_str(answer["info"].as_str().unwrap()).unwrap();
+    assert_eq!((&info["all_seeds"], &info["sampler_name"]), (&json!([7, 8]), &json!("Euler a")));
+    let images: Vec<Vec<u8>> = answer["images"].as_array().unwrap().iter().map(decoded).collect();
+    assert_eq!(images.len(), 2);
+    assert!(images.iter().all(|image| png_size(image) == (64, 128)));
+    let text = b"tEXtparameters\0a red circle\nNegative prompt: blue\nSteps: 3, ";
+    assert!(images[0].windows(text.len()).any(|w| w == text));
+
+    let ask = json!({"prompt": "a red circle", "negative_prompt": "blue", "size": "64x128", "steps": 3, "seed": 8});
+    let (status, answer) = server.post("/v1/images/generations", &ask);
+    assert_eq!((status, &answer["size"], &answer["output_format"]), (200, &json!("64x128"), &json!("png")));
+    assert_eq!(decoded(&answer["data"][0]["b64_json"]), images[1], "the second of the seeds 7 and 8");
+
+    let ask = json!({"prompt": "a", "size": "64x64", "steps": 1, "n": 2, "output_format": "jpeg",
+        "response_format": "url"});
+    let (status, answer) = server.post("/v1/images/generations", &ask);
+    let data = answer["data"].as_array().unwrap();
+    assert_eq!((status, data.len()), (200, 2));
+    let url = data[0]["url"].as_str().unwrap().strip_prefix("data:image/jpeg;base64,").unwrap();
+    assert!(decoded(&json!(url)).starts_with(&[0xff, 0xd8, 0xff]));
+    assert_ne!(data[0]["seed"], json!(42), "seeds are drawn");
+}
+
+#[test]
+fn hostile_requests_get_an_answer_that_names_the_fault() {
+    let server = Server::start(&[]);
+    let deep = "[".repeat(500_000);
+    let long = json!({"prompt": "a".repeat(70_000)}).to_string();
+    let brackets = json!({"prompt": "(".repeat(60_000), "steps": 1, "size": "8x8"}).to_string();
+    let huge = vec![b'x'; 3 << 20];
+    let openai = "/v1/images/generations";
+    let webui = "/sdapi/v1/txt2img";
+    let cases: &[(&str, &[u8], u16, &str)] = &[
+        (openai, b"", 400, "empty"),
+        (openai, b"\xff\xfe\x00", 400, "not JSON"),
+        (openai, deep.as_bytes(), 400, "not JSON"),
+        (openai, b"null", 400, "JSON object"),
+        (openai, br#"{"prompt":{"a":1}}"#, 400, "prompt: "),
+        (openai, br#"{"prompt":"a","n":1e300}"#, 400, "n: "),
+        (openai, br#"{"prompt":"a","size":"4096x4096x4096"}"#, 400, "size: "),
+        (openai, br#"{"prompt":"a","seed":9223372036854775807,"n":2}"#, 400, "seed: "),
+        (openai, long.as_bytes(), 400, "prompt: want at most"),
+        (openai, &huge, 413, "bytes"),
+        (webui, br#"{"prompt":"a","seed":1e99}"#, 400, "seed: "),
+        (webui, br#"{"prompt":"a","cfg_scale":1e39}"#, 400, "cfg_scale: "),
+        (webui, br#"{"prompt":"a","sampler_name":"\u0000"}"#, 400, "sampler_name: "),
+        (webui, br#"{"prompt":"a","scheduler":7}"#, 400, "scheduler: "),
+        (webui, br#"{"prompt":"a","width":-64}"#, 400, "width: "),
+        (webui, br#"{"prompt":"a\u0000b","steps":1,"width":64,"height":64}"#, 400, "NUL"),
+        ("/sdapi/v1/options", b"[]", 400, "JSON object"),
+    ];
+    for (path, body, status, part) in cases {
+        let (got, answer) = server.ask("POST", path, body);
+        let shown: String = String::from_utf8_lossy(body).chars().take(80).collect();
+        let message = answer["error"].as_str().unwrap_or_default();
+        assert!(got == *status && message.contains(part), "{path} {shown}: {got} {answer}");
+        assert!(message.len() < 1000, "{shown}: {message}");
+    }
+    // Brackets without an end are text.
+    assert_eq!(server.ask("POST", openai, brackets.as_bytes()).0, 200);
+    assert_eq!(server.get("/health")["status"], "ok");
+}
+
+#[test]
+fn a_request_shows_its_progress_and_can_be_interrupted() {
+    let server = Server::start(&[]);
+    let ask = json!({"prompt": "a ring", "steps": 150, "batch_size": 8});
+    std::thread::scope(|scope| {
+        let request = scope.spawn(|| server.post("/sdapi/v1/txt2img", &ask));
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            assert!(Instant::now() < deadline, "no progress");
+            let progress = server.get("/sdapi/v1/progress");
+            if progress["progress"].as_f64().unwrap() > 0.0 {
+                assert_eq!(progress["state"]["sampling_steps"], 150);
+                assert_eq!(progress["state"]["job_count"], 8);
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(server.post("/sdapi/v1/interrupt", &json!({})).0, 200);
+        let (status, answer) = request.join().unwrap();
+        if status == 200 {
+            assert!(answer["images"].as_array().unwrap().len() < 8);
+            assert!(answer["warnings"][0].as_str().unwrap().starts_with("interrupted"));
+        } else {
+            assert_eq!((status, answer), (409, json!({"error": "the request was interrupted"})));
+        }
+    });
+    // Who goes away stops the work too.
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let body = ask.to_string();
+    write!(stream, "POST /sdapi/v1/txt2img HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    let running = || server.get("/sdapi/v1/progress")["state"]["job"] != "";
+    while !running() {
+        assert!(Instant::now() < deadline, "the request does not start");
+    }
+    drop(stream);
+    while running() {
+        assert!(Instant::now() < deadline, "the request goes on without its client");
+    }
 }
 
 #[cfg(unix)]
 #[test]
-fn a_signal_ends_it_in_good_order() {
-    let mut server = Server::start();
-    let kill = Command::new("sh").arg("-c").arg(format!("kill -TERM {}", server.child.id())).status().unwrap();
-    assert!(kill.success());
-    assert!(server.child.wait().unwrap().success());
-    let mut rest = String::new();
-    server.log.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("stopped"), "{rest}");
+fn a_signal_ends_it_in_good_order_and_in_time() {
+    let mut server = Server::start(&[]);
+    server.signal("TERM");
+    assert!(server.rest().contains("stopped"));
+
+    // Half of a head, half of a body, and a connection that says nothing.
+    let mut server = Server::start(&[]);
+    let starts = ["GET /hea", "POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{", ""];
+    let mut streams: Vec<TcpStream> = starts.iter().map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    for (stream, start) in streams.iter_mut().zip(starts) {
+        stream.write_all(start.as_bytes()).unwrap();
+    }
+    assert_eq!(server.get("/health")["status"], "ok");
+    let begun = Instant::now();
+    server.signal("TERM");
+    assert!(server.rest().contains("stopped"));
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
 }
 
 #[test]
-fn a_taken_port_and_a_wrong_one_end_with_a_message() {
-    let server = Server::start();
-    for (port, part) in [(server.address.port().to_string(), "listen on"), ("70000".into(), "--listen-port")] {
-        let out = Command::new(env!("CARGO_BIN_EXE_sd-server")).args(["--listen-port", &port]).output().unwrap();
+fn wrong_starts_end_with_a_message() {
+    let server = Server::start(&[]);
+    let port = server.address.port().to_string();
+    for (args, part) in [
+        (["--listen-port", port.as_str()], "listen on"),
+        (["--listen-port", "70000"], "--listen-port"),
+        (["--model", "/nowhere.safetensors"], "/nowhere.safetensors"),
+        (["--serve-html-path", "/nowhere.html"], "--serve-html-path"),
+        (["--backend", "nothing"], "--backend"),
+        (["--steps", "0"], "--steps"),
+    ] {
+        let other = ["--listen-port", "0"];
+        let before = if args[0] == "--listen-port" { &[][..] } else { &other[..] };
+        let out = Command::new(env!("CARGO_BIN_EXE_sd-server")).args(before).args(args).output().unwrap();
         let text = String::from_utf8(out.stderr).unwrap();
-        assert!(out.status.code() == Some(1) && text.contains(part), "{port}: {:?} {text}", out.status);
+        assert!(out.status.code() == Some(1) && text.contains(part), "{args:?}: {:?} {text}", out.status);
     }
+}
+
+/// Runs what docs/server.md shows, so that it stays true. The server of the examples is at port 1234.
+#[test]
+fn the_examples_of_the_documentation_work() {
+    let server = Server::start(&[]);
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/server.md")).unwrap();
+    let folder = std::env::temp_dir().join(format!("sd-server-docs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split_once("```").unwrap().0);
+    let examples: Vec<String> = blocks
+        .filter(|block| block.contains("curl"))
+        .map(|block| block.replace("localhost:1234", &server.address.to_string()))
+        .collect();
+    assert!(examples.len() >= 4, "{}", examples.len());
+    for example in examples {
+        let script =
+            format!("set -eu\ncurl() {{ command curl --fail-with-body --noproxy '*' \"$@\"; }}\n{example}");
+        let out = Command::new("sh").arg("-c").arg(script).current_dir(&folder).output().unwrap();
+        let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        assert!(out.status.success() && !stdout.contains("\"error\""), "{example}\n{stdout}\n{stderr}");
+    }
+    let mut pictures = 0;
+    for file in std::fs::read_dir(&folder).unwrap() {
+        let bytes = std::fs::read(file.unwrap().path()).unwrap();
+        assert!(bytes.starts_with(b"\x89PNG") || bytes.starts_with(&[0xff, 0xd8, 0xff]));
+        pictures += 1;
+    }
+    assert!(pictures >= 2, "{pictures}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }

@@ -1,0 +1,185 @@
+//! What handlers share, and which path each answers.
+
+use crate::failure::Failure;
+use crate::queue::{Format, Outcome, Queue};
+use crate::{limits, openai, page, webui};
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue,
+};
+use axum::http::{Method, StatusCode};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use base64::Engine as _;
+use sd_runtime::{ImageRequest, ModelInfo};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What a handler returns.
+pub(crate) type Answer = Result<Json<Value>, Failure>;
+
+/// The state of the server.
+pub(crate) struct App {
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) model: ModelInfo,
+    /// What requests start from.
+    pub(crate) defaults: ImageRequest,
+    /// A page instead of the built-in one.
+    pub(crate) page: Option<PathBuf>,
+}
+
+impl App {
+    /// Draws, and gives up when the handler is dropped because its client went away. Warnings are appended.
+    pub(crate) async fn generate(
+        &self,
+        request: ImageRequest,
+        format: Format,
+        warnings: &mut Vec<String>,
+    ) -> Result<Outcome, Failure> {
+        let ticket = self.queue.submit(request, format)?;
+        let mut outcome = ticket.outcome().await.ok_or_else(Failure::stopping)?;
+        match &outcome.error {
+            // Who interrupts a request wants what is there.
+            Some(e) if e.is_cancelled() && !outcome.pictures.is_empty() => {
+                warnings.push("interrupted: not all pictures were drawn".to_owned());
+            }
+            Some(e) => return Err(Failure::from(e)),
+            None => {}
+        }
+        warnings.append(&mut outcome.warnings);
+        Ok(outcome)
+    }
+
+    /// Nothing if `name` is the model's, as lists of models spell it.
+    pub(crate) fn is_model(&self, name: &str) -> Result<(), String> {
+        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+        if [name, stem].contains(&self.model.name.as_str()) {
+            return Ok(());
+        }
+        Err(format!(
+            "the server has one model, {:?}; start it with another --model to change that",
+            self.model.name
+        ))
+    }
+}
+
+/// Every path.
+pub(crate) fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(page::page))
+        .route("/health", get(health))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/images/generations", post(openai::generations))
+        .route("/sdapi/v1/txt2img", post(webui::txt2img))
+        .route("/sdapi/v1/progress", get(webui::progress))
+        .route("/sdapi/v1/interrupt", post(webui::interrupt))
+        .route("/sdapi/v1/samplers", get(webui::samplers))
+        .route("/sdapi/v1/schedulers", get(webui::schedulers))
+        .route("/sdapi/v1/sd-models", get(webui::models))
+        .route("/sdapi/v1/options", get(webui::options).post(webui::set_options))
+        .route("/sdcpp/v1/capabilities", get(capabilities))
+        .fallback(not_found)
+        .method_not_allowed_fallback(not_found)
+        .layer(from_fn(cross_origin))
+        .with_state(app)
+}
+
+async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+async fn not_found() -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "not found")
+}
+
+/// The model, what requests start from, and limits.
+async fn capabilities(State(app): State<Arc<App>>) -> Json<Value> {
+    let (model, request) = (&app.model, &app.defaults);
+    let d = &model.defaults;
+    let defaults = json!({
+        "width": request.width.unwrap_or(d.width),
+        "height": request.height.unwrap_or(d.height),
+        "seed": request.seed,
+        "batch_count": 1,
+        "sample_params": {
+            "sample_steps": request.steps.unwrap_or(d.steps),
+            "sample_method": request.sampler.unwrap_or(d.sampler).name(),
+            "scheduler": request.scheduler.unwrap_or(d.scheduler).name(),
+            "guidance": {"txt_cfg": request.cfg_scale.unwrap_or(d.cfg_scale)},
+        },
+    });
+    Json(json!({
+        "model": {"name": model.name, "stem": model.name, "family": model.family, "device": model.device},
+        "supported_modes": ["img_gen"],
+        "current_mode": "img_gen",
+        "defaults": defaults,
+        "output_formats": ["png", "jpeg"],
+        "samplers": sd_runtime::SamplerKind::names().collect::<Vec<_>>(),
+        "schedulers": sd_runtime::SchedulerKind::names().collect::<Vec<_>>(),
+        "loras": [],
+        "upscalers": [],
+        "limits": {
+            "min_width": 8, "max_width": limits::SIDE, "min_height": 8, "max_height": limits::SIDE,
+            "max_batch_count": limits::IMAGES, "max_queue_size": crate::queue::MAX_QUEUE,
+        },
+    }))
+}
+
+/// Lets pages of other origins use the server, which has no secrets, and answers their preflights.
+async fn cross_origin(request: Request, next: Next) -> Response {
+    let mut response = if request.method() == Method::OPTIONS {
+        StatusCode::NO_CONTENT.into_response()
+    } else {
+        next.run(request).await
+    };
+    for header in [ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_HEADERS] {
+        response.headers_mut().insert(header, HeaderValue::from_static("*"));
+    }
+    response
+}
+
+/// A whole body, held to a size and a time.
+pub(crate) async fn body(body: Body) -> Result<Bytes, Failure> {
+    match tokio::time::timeout(limits::BODY_TIME, to_bytes(body, limits::BODY)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(e)) => {
+            let text = format!("the body cannot be read, or has more than {} bytes: {e}", limits::BODY);
+            Err(Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text))
+        }
+        Err(_) => Err(Failure::new(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+    }
+}
+
+/// A file as JSON can hold it.
+pub(crate) fn base64(bytes: &[u8]) -> String {
+    base64::prelude::BASE64_STANDARD.encode(bytes)
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}
+
+#[cfg(test)]
+impl App {
+    /// A server without a worker.
+    pub(crate) fn for_tests() -> App {
+        let defaults = sd_runtime::Defaults {
+            width: 128,
+            height: 128,
+            steps: 20,
+            cfg_scale: 5.0,
+            sampler: sd_runtime::SamplerKind::EulerA,
+            scheduler: sd_runtime::SchedulerKind::Discrete,
+            clip_skip: 1,
+        };
+        let model =
+            ModelInfo { name: "demo".into(), family: "SD 1.x", device: "CPU".into(), defaults, unused: Vec::new() };
+        App { queue: Arc::default(), model, defaults: ImageRequest::default(), page: None }
+    }
+}

@@ -1,0 +1,191 @@
+//! The fields of a JSON request, taken one by one, so that every complaint names its field and what nobody took is known.
+
+use crate::failure::Failure;
+use serde_json::{Map, Value};
+
+/// The fields of a JSON object that have not been taken yet. `null` counts as absent.
+#[derive(Debug)]
+pub(crate) struct Fields {
+    /// What names are prefixed with in messages.
+    prefix: String,
+    left: Map<String, Value>,
+}
+
+impl Fields {
+    /// Reads a body.
+    pub(crate) fn parse(body: &[u8]) -> Result<Fields, Failure> {
+        if body.is_empty() {
+            return Err(Failure::bad("the body is empty, want a JSON object"));
+        }
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(left)) => Ok(Fields { prefix: String::new(), left }),
+            Ok(other) => Err(Failure::bad(format!("the body is {}, want a JSON object", kind(&other)))),
+            Err(e) => Err(Failure::bad(format!("the body is not JSON: {e}"))),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<Value> {
+        self.left.remove(name).filter(|v| !v.is_null())
+    }
+
+    fn wrong(&self, name: &str, want: impl std::fmt::Display, got: &Value) -> Failure {
+        let prefix = &self.prefix;
+        match got {
+            Value::Number(n) => Failure::bad(format!("{prefix}{name}: want {want}, got {n}")),
+            got => Failure::bad(format!("{prefix}{name}: want {want}, got {}", kind(got))),
+        }
+    }
+
+    /// A string.
+    pub(crate) fn text(&mut self, name: &str) -> Result<Option<String>, Failure> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(self.wrong(name, "a string", &other)),
+        }
+    }
+
+    /// A whole number from `least` to `most`.
+    pub(crate) fn whole(&mut self, name: &str, least: i64, most: i64) -> Result<Option<i64>, Failure> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        // JavaScript and Lua clients write 20.0 for 20. Every whole f64 below 2^53 is exact.
+        let float = value.as_f64().filter(|v| v.fract() == 0.0 && v.abs() < (1u64 << 53) as f64);
+        match value.as_i64().or(float.map(|v| v as i64)).filter(|v| (least..=most).contains(v)) {
+            Some(number) => Ok(Some(number)),
+            None if (least, most) == (i64::MIN, i64::MAX) => Err(self.wrong(name, "a whole number", &value)),
+            None => Err(self.wrong(name, format_args!("a whole number from {least} to {most}"), &value)),
+        }
+    }
+
+    /// A whole number from `least` to `most`, which fit into 32 bits.
+    pub(crate) fn small(&mut self, name: &str, least: u32, most: u32) -> Result<Option<u32>, Failure> {
+        let number = self.whole(name, least.into(), most.into())?;
+        Ok(number.and_then(|n| u32::try_from(n).ok()))
+    }
+
+    /// A number of 0 or more.
+    pub(crate) fn not_negative(&mut self, name: &str) -> Result<Option<f32>, Failure> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v >= 0.0) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.wrong(name, "a number of 0 or more", &value)),
+        }
+    }
+
+    /// An object, whose fields are named after it.
+    pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields>, Failure> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(left)) => Ok(Some(Fields { prefix: format!("{}{name}.", self.prefix), left })),
+            Some(other) => Err(self.wrong(name, "an object", &other)),
+        }
+    }
+
+    /// A name that `find` knows, which may also be empty for none.
+    pub(crate) fn choice<T>(
+        &mut self,
+        name: &str,
+        find: impl Fn(&str) -> Result<T, String>,
+    ) -> Result<Option<T>, Failure> {
+        let Some(text) = self.text(name)?.filter(|t| !t.is_empty()) else { return Ok(None) };
+        find(&text).map(Some).map_err(|e| Failure::bad(format!("{}{name}: {e}", self.prefix)))
+    }
+
+    /// An error if one of these fields asks for something; false, zero, -1 and what is empty do not.
+    pub(crate) fn unsupported(&mut self, names: &[&str]) -> Result<(), Failure> {
+        for name in names {
+            if self.take(name).is_some_and(|v| !is_neutral(&v)) {
+                return Err(Failure::bad(format!("{}{name}: not supported yet", self.prefix)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops fields that cannot change a picture.
+    pub(crate) fn ignore(&mut self, names: &[&str]) {
+        self.left.retain(|name, _| !names.contains(&name.as_str()));
+    }
+
+    /// A message for each field that nobody took.
+    pub(crate) fn unknown(&self) -> Vec<String> {
+        let asks = self.left.iter().filter(|(_, v)| !is_neutral(v));
+        asks.map(|(name, _)| format!("{}{}: unknown, ignored", self.prefix, shortened(name))).collect()
+    }
+}
+
+fn is_neutral(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(b) => !b,
+        Value::Number(n) => n.as_f64().is_some_and(|v| v == 0.0 || v == -1.0),
+        Value::String(s) => s.is_empty() || s == "None",
+        Value::Array(a) => a.is_empty(),
+        Value::Object(o) => o.is_empty(),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The beginning of a text that a client chose, for messages.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(json: &str) -> Fields {
+        Fields::parse(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn bodies() {
+        for (body, part) in [
+            ("", "empty"),
+            ("[1]", "is a list, want a JSON object"),
+            ("{\"a\":", "not JSON"),
+            ("\u{0}", "not JSON"),
+            (&"[".repeat(100_000), "not JSON"),
+        ] {
+            let e = Fields::parse(body.as_bytes()).unwrap_err();
+            assert!(e.message().contains(part), "{part}: {}", e.message());
+        }
+    }
+
+    #[test]
+    fn values_of_another_kind_name_the_field() {
+        let json = r#"{"a":"x","b":1.5,"c":-3,"d":1e400,"e":[],"f":true,"g":9007199254740993}"#;
+        // 1e400 is no f64, so this is not JSON to the parser.
+        assert!(Fields::parse(json.as_bytes()).is_err());
+        let mut f = fields(r#"{"a":"x","b":1.5,"c":-3,"e":[],"f":true,"g":20.0,"h":null,"i":3e38}"#);
+        assert_eq!(f.whole("a", 0, 5).unwrap_err().message(), "a: want a whole number from 0 to 5, got a string");
+        assert_eq!(f.whole("b", 0, 5).unwrap_err().message(), "b: want a whole number from 0 to 5, got 1.5");
+        assert_eq!(f.not_negative("c").unwrap_err().message(), "c: want a number of 0 or more, got -3");
+        assert_eq!(f.text("e").unwrap_err().message(), "e: want a string, got a list");
+        assert_eq!(f.object("f").unwrap_err().message(), "f: want an object, got a boolean");
+        assert_eq!(f.small("g", 1, 20).unwrap(), Some(20));
+        assert_eq!(f.small("h", 1, 20).unwrap(), None);
+        assert_eq!(f.not_negative("i").unwrap(), Some(3e38));
+        assert!(f.unknown().is_empty());
+    }
+
+    #[test]
+    fn what_asks_for_nothing_may_be_there() {
+        let mut f = fields(r#"{"a":false,"b":[],"c":-1,"d":{"x":1},"e":"None","odd":7,"even":0}"#);
+        f.unsupported(&["a", "b", "c", "e", "missing"]).unwrap();
+        assert_eq!(f.unsupported(&["d"]).unwrap_err().message(), "d: not supported yet");
+        assert_eq!(f.unknown(), ["odd: unknown, ignored"]);
+        let mut inner = fields(r#"{"o":{"p":true}}"#).object("o").unwrap().unwrap();
+        assert_eq!(inner.text("p").unwrap_err().message(), "o.p: want a string, got a boolean");
+    }
+}

@@ -1,0 +1,22 @@
+//! What one request may ask for, so that one client cannot keep the others waiting for hours.
+
+use std::time::Duration;
+
+/// The most images.
+pub(crate) const IMAGES: u32 = 8;
+/// The most sampler steps.
+pub(crate) const STEPS: u32 = 150;
+/// The longest side in pixels.
+pub(crate) const SIDE: u32 = 4096;
+/// The most bytes of a body.
+pub(crate) const BODY: usize = 1 << 20;
+/// How long a body may take to arrive.
+pub(crate) const BODY_TIME: Duration = Duration::from_secs(30);
+
+/// Sides are multiples of this: autoencoders shrink them eight times.
+const SIDE_STEP: u32 = 8;
+
+/// `pixels` rounded up to a size that networks can have.
+pub(crate) fn whole_blocks(pixels: u32) -> u32 {
+    pixels.next_multiple_of(SIDE_STEP)
+}

@@ -1,0 +1,281 @@
+//! Requests wait here for the one worker that owns the engine.
+
+use sd_io::Image;
+use sd_runtime::{CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, Progress};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::oneshot;
+use tracing::{error, info, warn};
+
+/// The most requests that wait or run.
+pub(crate) const MAX_QUEUE: usize = 64;
+
+/// How pictures are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Png,
+    /// With a quality from 1 to 100.
+    Jpeg(u8),
+}
+
+impl Format {
+    fn encode(self, image: &GeneratedImage) -> Result<Picture, Error> {
+        let text = image.parameters.to_text();
+        let picture = Image::new(image.width, image.height, image.rgb.clone())?;
+        let bytes = match self {
+            Format::Png => picture.to_png(Some(&text))?,
+            Format::Jpeg(quality) => picture.to_jpeg(quality, Some(&text))?,
+        };
+        Ok(Picture { bytes, parameters: image.parameters.clone() })
+    }
+}
+
+/// A finished picture as a file.
+#[derive(Debug)]
+pub(crate) struct Picture {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) parameters: Parameters,
+}
+
+/// What became of a request. An interrupted one has the pictures that were finished.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(crate) pictures: Vec<Picture>,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) error: Option<Error>,
+}
+
+/// How far the running request is.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    pub(crate) id: u64,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) started: Instant,
+    pub(crate) interrupted: bool,
+    cancel: CancelToken,
+}
+
+struct Job {
+    id: u64,
+    request: ImageRequest,
+    format: Format,
+    cancel: CancelToken,
+    answer: oneshot::Sender<Outcome>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    running: Option<Running>,
+    submitted: u64,
+    closed: bool,
+}
+
+/// Why a request was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Full,
+    Stopping,
+}
+
+/// The queue, first come, first served.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a request at the end.
+    pub(crate) fn submit(self: &Arc<Queue>, request: ImageRequest, format: Format) -> Result<Ticket, Refused> {
+        let mut state = self.state();
+        if state.closed {
+            return Err(Refused::Stopping);
+        }
+        if state.waiting.len() + usize::from(state.running.is_some()) >= MAX_QUEUE {
+            return Err(Refused::Full);
+        }
+        state.submitted += 1;
+        let (id, cancel) = (state.submitted, CancelToken::new());
+        let (answer, outcome) = oneshot::channel();
+        state.waiting.push_back(Job { id, request, format, cancel: cancel.clone(), answer });
+        drop(state);
+        self.wake.notify_one();
+        Ok(Ticket { queue: self.clone(), id, cancel, outcome })
+    }
+
+    /// The running request, and how many wait.
+    pub(crate) fn progress(&self) -> (Option<Running>, usize) {
+        let state = self.state();
+        (state.running.clone(), state.waiting.len())
+    }
+
+    /// Stops the running request. Those that wait are not affected.
+    pub(crate) fn interrupt(&self) {
+        if let Some(running) = &mut self.state().running {
+            running.interrupted = true;
+            running.cancel.cancel();
+        }
+    }
+
+    /// Takes no more requests and drops those that wait; the running one goes on.
+    pub(crate) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        // A dropped job answers that the server stops.
+        state.waiting.clear();
+        drop(state);
+        self.wake.notify_all();
+    }
+
+    /// Serves requests until the queue is closed.
+    pub(crate) fn work(&self, engine: &mut Engine) {
+        while let Some(job) = self.next() {
+            let mut outcome = Outcome::default();
+            let mut watcher =
+                Watcher { queue: self, format: job.format, cancel: &job.cancel, outcome: &mut outcome };
+            // A bug of one request must not end the service of the others.
+            let run = catch_unwind(AssertUnwindSafe(|| engine.generate(&job.request, &mut watcher, &job.cancel)));
+            let error = match run {
+                Ok(result) => result.err(),
+                Err(_) => {
+                    engine.release();
+                    Some(Error::internal("the request ended in a panic"))
+                }
+            };
+            // A picture that could not be encoded has stopped the request.
+            outcome.error = outcome.error.or(error);
+            let seconds = self.state().running.take().map_or(0.0, |r| r.started.elapsed().as_secs_f64());
+            match &outcome.error {
+                None => info!("request {}: {} pictures in {seconds:.1} s", job.id, outcome.pictures.len()),
+                Some(e) if e.is_cancelled() => info!("request {}: stopped after {seconds:.1} s", job.id),
+                Some(e) if e.is_request() => info!("request {}: {e}", job.id),
+                Some(e) => error!("request {}: {e}", job.id),
+            }
+            // Nobody waits for the answer when the client has gone.
+            let _ = job.answer.send(outcome);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(job) = state.waiting.pop_front() {
+                let (cancel, started) = (job.cancel.clone(), Instant::now());
+                state.running = Some(Running { id: job.id, progress: None, started, interrupted: false, cancel });
+                return Some(job);
+            }
+            state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// A request's place in the queue. Dropping it, as when the client goes away, gives the place up.
+pub(crate) struct Ticket {
+    queue: Arc<Queue>,
+    id: u64,
+    cancel: CancelToken,
+    outcome: oneshot::Receiver<Outcome>,
+}
+
+impl Ticket {
+    /// What becomes of the request; nothing if the server stops before its turn.
+    pub(crate) async fn outcome(mut self) -> Option<Outcome> {
+        (&mut self.outcome).await.ok()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        self.queue.state().waiting.retain(|job| job.id != self.id);
+    }
+}
+
+/// Collects what the engine tells about one request.
+struct Watcher<'a> {
+    queue: &'a Queue,
+    format: Format,
+    cancel: &'a CancelToken,
+    outcome: &'a mut Outcome,
+}
+
+impl Observer for Watcher<'_> {
+    fn progress(&mut self, progress: Progress) {
+        if let Some(running) = &mut self.queue.state().running {
+            running.progress = Some(progress);
+        }
+    }
+
+    fn warning(&mut self, message: &str) {
+        warn!("{message}");
+        self.outcome.warnings.push(message.to_owned());
+    }
+
+    fn image(&mut self, _index: usize, image: &GeneratedImage) {
+        match self.format.encode(image) {
+            Ok(picture) => self.outcome.pictures.push(picture),
+            Err(e) => {
+                self.outcome.error = Some(e);
+                self.cancel.cancel();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn submit(queue: &Arc<Queue>) -> Result<Ticket, Refused> {
+        queue.submit(ImageRequest::default(), Format::Png)
+    }
+
+    #[test]
+    fn a_full_queue_and_a_closed_one_refuse() {
+        let queue = Arc::new(Queue::default());
+        let mut tickets: Vec<Ticket> = (0..MAX_QUEUE).map(|_| submit(&queue).unwrap()).collect();
+        assert_eq!(submit(&queue).err(), Some(Refused::Full));
+        tickets.pop();
+        assert_eq!(queue.progress().1, MAX_QUEUE - 1);
+        let _again = submit(&queue).unwrap();
+        queue.close();
+        assert_eq!(queue.progress().1, 0);
+        assert_eq!(submit(&queue).err(), Some(Refused::Stopping));
+        assert!(queue.next().is_none());
+    }
+
+    #[test]
+    fn who_goes_away_gives_the_place_up() {
+        let queue = Arc::new(Queue::default());
+        let (first, second) = (submit(&queue).unwrap(), submit(&queue).unwrap());
+        drop(first);
+        let job = queue.next().unwrap();
+        assert_eq!((job.id, queue.progress().1), (second.id, 0));
+        assert!(!job.cancel.is_cancelled());
+        drop(second);
+        assert!(job.cancel.is_cancelled());
+    }
+
+    #[test]
+    fn only_the_running_request_is_interrupted() {
+        let queue = Arc::new(Queue::default());
+        let _tickets = (submit(&queue).unwrap(), submit(&queue).unwrap());
+        queue.interrupt();
+        let job = queue.next().unwrap();
+        assert!(!job.cancel.is_cancelled());
+        queue.interrupt();
+        assert!(job.cancel.is_cancelled());
+        let (running, waiting) = queue.progress();
+        assert!(running.unwrap().interrupted && waiting == 1);
+    }
+}

@@ -1,0 +1,267 @@
+//! The API of A1111's web UI, `/sdapi/v1`, as far as it is about text to image.
+
+use crate::app::{Answer, App, base64, body};
+use crate::failure::Failure;
+use crate::fields::{Fields, shortened};
+use crate::limits;
+use crate::named;
+use crate::queue::Format;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use sd_runtime::{ImageRequest, Stage};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Fields that would change the picture and cannot be followed.
+const UNSUPPORTED: &[&str] = &[
+    "enable_hr",
+    "styles",
+    "subseed_strength",
+    "restore_faces",
+    "tiling",
+    "refiner_checkpoint",
+    "script_name",
+    "alwayson_scripts",
+    "extra_images",
+    "lora",
+    "init_images",
+];
+
+/// Fields that choose between files, or that belong to a feature which is off.
+const IGNORED: &[&str] = &[
+    "subseed",
+    "seed_resize_from_h",
+    "seed_resize_from_w",
+    "seed_enable_extras",
+    "denoising_strength",
+    "firstphase_width",
+    "firstphase_height",
+    "hr_scale",
+    "hr_upscaler",
+    "hr_second_pass_steps",
+    "hr_resize_x",
+    "hr_resize_y",
+    "hr_checkpoint_name",
+    "hr_sampler_name",
+    "hr_scheduler",
+    "hr_prompt",
+    "hr_negative_prompt",
+    "refiner_switch_at",
+    "script_args",
+    "override_settings_restore_afterwards",
+    "do_not_save_samples",
+    "do_not_save_grid",
+    "save_images",
+    "send_images",
+    "disable_extra_networks",
+    "comments",
+    "force_task_id",
+    "infotext",
+];
+
+/// Pictures from a prompt.
+pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answer {
+    let body = body(request).await?;
+    let echo: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let mut fields = Fields::parse(&body)?;
+    let (request, mut warnings) = read(&mut fields, &app)?;
+    let outcome = app.generate(request, Format::Png, &mut warnings).await?;
+    let images: Vec<String> = outcome.pictures.iter().map(|p| base64(&p.bytes)).collect();
+    let of = |f: fn(&sd_runtime::Parameters) -> Value| -> Vec<Value> {
+        outcome.pictures.iter().map(|p| f(&p.parameters)).collect()
+    };
+    let info = outcome.pictures.first().map(|first| {
+        let p = &first.parameters;
+        json!({
+            "prompt": p.prompt,
+            "negative_prompt": p.negative_prompt,
+            "seed": p.seed,
+            "all_seeds": of(|p| json!(p.seed)),
+            "all_prompts": of(|p| json!(p.prompt)),
+            "all_negative_prompts": of(|p| json!(p.negative_prompt)),
+            "infotexts": of(|p| json!(p.to_text())),
+            "width": p.width,
+            "height": p.height,
+            "steps": p.steps,
+            "cfg_scale": p.cfg_scale,
+            "sampler_name": p.sampler.label(),
+            "clip_skip": p.clip_skip,
+            "extra_generation_params": {"Schedule type": p.scheduler.label()},
+            "sd_model_name": p.model,
+            "version": "sd-rs",
+        })
+    });
+    // A client reads `info` as JSON inside of a string.
+    let info = info.unwrap_or_default().to_string();
+    Ok(Json(json!({"images": images, "parameters": echo, "info": info, "warnings": warnings})))
+}
+
+/// The request that the fields describe, with warnings.
+fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), Failure> {
+    let mut request = app.defaults.clone();
+    request.prompt = fields.text("prompt")?.unwrap_or_default();
+    request.negative_prompt = fields.text("negative_prompt")?.unwrap_or_default();
+    let whole = |side: Option<u32>| side.map(limits::whole_blocks);
+    request.width = whole(fields.small("width", 1, limits::SIDE)?).or(request.width);
+    request.height = whole(fields.small("height", 1, limits::SIDE)?).or(request.height);
+    request.steps = fields.small("steps", 1, limits::STEPS)?.or(request.steps);
+    request.cfg_scale = fields.not_negative("cfg_scale")?.or(request.cfg_scale);
+    request.eta = fields.not_negative("eta")?.or(request.eta);
+    request.seed = fields.whole("seed", i64::MIN, i64::MAX)?.or(request.seed);
+    let most = limits::IMAGES;
+    let images = fields.small("batch_size", 1, most)?.unwrap_or(1) * fields.small("n_iter", 1, most)?.unwrap_or(1);
+    if images > most {
+        return Err(Failure::bad(format!("batch_size, n_iter: want at most {most} images, got {images}")));
+    }
+    request.batch_count = Some(images);
+    // `sampler_index` is the older name.
+    let older = fields.choice("sampler_index", named::sampler)?;
+    if let Some((sampler, scheduler)) = fields.choice("sampler_name", named::sampler)?.or(older) {
+        request.sampler = Some(sampler);
+        request.scheduler = scheduler.or(request.scheduler);
+    }
+    request.scheduler = fields.choice("scheduler", named::scheduler)?.flatten().or(request.scheduler);
+    let clip_skip = |n: Option<i64>| n.and_then(|n| i32::try_from(n).ok());
+    request.clip_skip = clip_skip(fields.whole("clip_skip", -1, 64)?).or(request.clip_skip);
+    let mut warnings = Vec::new();
+    if let Some(mut settings) = fields.object("override_settings")? {
+        request.clip_skip = clip_skip(settings.whole("CLIP_stop_at_last_layers", -1, 64)?).or(request.clip_skip);
+        settings.choice("sd_model_checkpoint", |name| app.is_model(name))?;
+        warnings.extend(settings.unknown());
+    }
+    fields.unsupported(UNSUPPORTED)?;
+    fields.ignore(IGNORED);
+    warnings.extend(fields.unknown());
+    Ok((request, warnings))
+}
+
+/// How far the running request is.
+pub(crate) async fn progress(State(app): State<Arc<App>>) -> Json<Value> {
+    let (running, waiting) = app.queue.progress();
+    let Some(running) = running else {
+        let state = state("", 0, 0, 0, 0, false);
+        return Json(json!({"progress": 0.0, "eta_relative": 0.0, "state": state, "current_image": null,
+            "textinfo": null, "queue": waiting}));
+    };
+    let seconds = running.started.elapsed().as_secs_f64();
+    let job = format!("request {}", running.id);
+    let (image, images, step, steps) = running.progress.map_or((0, 1, 0, 0), |p| match p.stage {
+        Stage::Denoise => (p.image, p.images, p.step, p.total),
+        _ => (p.image, p.images, 0, 0),
+    });
+    let decoding = running.progress.is_some_and(|p| p.stage == Stage::Decode);
+    let part = if decoding { 1.0 } else { step as f64 / steps.max(1) as f64 };
+    let done = ((image as f64 + part) / images.max(1) as f64).min(1.0);
+    let left = if done > 0.0 { seconds / done - seconds } else { 0.0 };
+    Json(json!({
+        "progress": done,
+        "eta_relative": left,
+        "state": state(&job, images, image, step, steps, running.interrupted),
+        "current_image": null,
+        "textinfo": running.progress.map(|p| p.stage.name()),
+        "queue": waiting,
+    }))
+}
+
+fn state(job: &str, jobs: usize, at: usize, step: usize, steps: usize, interrupted: bool) -> Value {
+    json!({"skipped": false, "interrupted": interrupted, "job": job, "job_count": jobs, "job_no": at,
+        "sampling_step": step, "sampling_steps": steps})
+}
+
+/// Stops the running request. Its client gets the pictures that are finished.
+pub(crate) async fn interrupt(State(app): State<Arc<App>>) -> Json<Value> {
+    app.queue.interrupt();
+    Json(json!({}))
+}
+
+/// Names of samplers.
+pub(crate) async fn samplers() -> Json<Value> {
+    let item = |s: sd_runtime::SamplerKind| json!({"name": s.label(), "aliases": [s.name()], "options": {}});
+    Json(named::all_samplers().map(item).collect())
+}
+
+/// Names of schedules.
+pub(crate) async fn schedulers() -> Json<Value> {
+    let mut names: Vec<_> = named::all_schedulers().map(|s| (s.name(), s.label())).collect();
+    names.dedup();
+    let automatic = json!({"name": "automatic", "label": "Automatic"});
+    let items = names.into_iter().map(|(name, label)| json!({"name": name, "label": label}));
+    Json(std::iter::once(automatic).chain(items).collect())
+}
+
+/// The one model there is.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let name = &app.model.name;
+    Json(
+        json!([{"title": name, "model_name": name, "filename": name, "hash": null, "sha256": null, "config": null}]),
+    )
+}
+
+/// The settings that clients ask for.
+pub(crate) async fn options(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"samples_format": "png", "sd_model_checkpoint": app.model.name}))
+}
+
+/// Takes settings that are already so.
+pub(crate) async fn set_options(State(app): State<Arc<App>>, request: Body) -> Answer {
+    let mut fields = Fields::parse(&body(request).await?)?;
+    fields.choice("sd_model_checkpoint", |name| app.is_model(name))?;
+    fields.choice("samples_format", |name| match name {
+        "png" => Ok(()),
+        other => Err(format!("want png, got {:?}", shortened(other))),
+    })?;
+    match fields.unknown().first() {
+        None => Ok(Json(json!({}))),
+        Some(field) => Err(Failure::bad(field.replace("unknown, ignored", "no such setting"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sd_runtime::{SamplerKind, SchedulerKind};
+
+    fn read(json: &str) -> Result<(ImageRequest, Vec<String>), Failure> {
+        let app = App::for_tests();
+        super::read(&mut Fields::parse(json.as_bytes()).unwrap(), &app)
+    }
+
+    #[test]
+    fn fields_become_a_request() {
+        let (r, warnings) = read(
+            r#"{"prompt":"a cat","negative_prompt":"dog","width":500,"height":512,"steps":20,"cfg_scale":7.5,
+                "seed":-1,"batch_size":2,"n_iter":2,"sampler_name":"DPM++ 2M Karras","styles":[],"enable_hr":false,
+                "denoising_strength":0.7,"alwayson_scripts":{},"save_images":true,"subseed":-1,"sampler_index":"Euler",
+                "override_settings":{"CLIP_stop_at_last_layers":2,"sd_model_checkpoint":"demo"},"odd":1}"#,
+        )
+        .unwrap();
+        assert_eq!((r.prompt.as_str(), r.negative_prompt.as_str()), ("a cat", "dog"));
+        assert_eq!((r.width, r.height, r.steps, r.cfg_scale), (Some(504), Some(512), Some(20), Some(7.5)));
+        assert_eq!((r.seed, r.batch_count, r.clip_skip), (Some(-1), Some(4), Some(2)));
+        assert_eq!((r.sampler, r.scheduler), (Some(SamplerKind::DpmPp2m), Some(SchedulerKind::Karras)));
+        assert_eq!(warnings, ["odd: unknown, ignored"]);
+    }
+
+    #[test]
+    fn wrong_fields_are_named() {
+        for (json, want) in [
+            (r#"{"prompt":1}"#, "prompt: want a string, got 1"),
+            (r#"{"width":0}"#, "width: want a whole number from 1 to 4096, got 0"),
+            (r#"{"height":99999}"#, "height: "),
+            (r#"{"steps":151}"#, "steps: "),
+            (r#"{"steps":"20"}"#, "steps: want a whole number from 1 to 150, got a string"),
+            (r#"{"cfg_scale":-1}"#, "cfg_scale: "),
+            (r#"{"batch_size":4,"n_iter":3}"#, "batch_size, n_iter: want at most 8 images, got 12"),
+            (r#"{"sampler_name":"Oiler"}"#, "sampler_name: no \"Oiler\" (one of euler"),
+            (r#"{"scheduler":"x"}"#, "scheduler: no \"x\""),
+            (r#"{"enable_hr":true}"#, "enable_hr: not supported yet"),
+            (r#"{"init_images":["x"]}"#, "init_images: not supported yet"),
+            (r#"{"override_settings":[]}"#, "override_settings: want an object, got a list"),
+            (r#"{"override_settings":{"sd_model_checkpoint":"other"}}"#, "override_settings.sd_model_checkpoint: "),
+        ] {
+            let e = read(json).unwrap_err();
+            assert!(e.message().starts_with(want), "{json}: {}", e.message());
+        }
+    }
+}
