@@ -38,7 +38,7 @@ def module(name):
         patcher.set_model_options_post_cfg_function = lambda options, function, **_: {**options, "post": function}
         sys.modules["comfy.model_patcher"] = patcher
         importlib.import_module("comfy.cli_args").args.cpu = True
-        importlib.import_module("comfy")
+        importlib.import_module("comfy").model_patcher = patcher
     return importlib.import_module(name)
 
 

@@ -28,7 +28,7 @@ pub(super) struct Brownian {
 impl Brownian {
     /// A path for `elements` values over the levels from `low` to `high`.
     pub(super) fn new(seed: u64, elements: usize, low: f64, high: f64) -> Brownian {
-        Brownian { seed, elements, ends: [rounded(low), rounded(high)], whole: None, last: None }
+        Brownian { seed, elements, ends: [asked(low), asked(high)], whole: None, last: None }
     }
 
     /// The path's change from level `from` to `to`, divided by the root of their distance: standard normal.
@@ -44,7 +44,7 @@ impl Brownian {
     /// The path at a level, 0 at the lower end.
     fn at(&mut self, level: f64) -> Vec<f64> {
         let [low, high] = self.ends;
-        let level = rounded(level).clamp(low, high);
+        let level = asked(level).clamp(low, high);
         if let Some((_, path)) = self.last.as_ref().filter(|(known, _)| *known == level) {
             return path.clone();
         }
@@ -98,9 +98,13 @@ impl Brownian {
     }
 }
 
-/// Rounded in decimal, as Python's `round`, from the f32 that k-diffusion's levels are.
+/// A level as the tree is asked for it: k-diffusion's are f32.
+fn asked(level: f64) -> f64 {
+    rounded(f64::from(level as f32))
+}
+
+/// Rounded in decimal, as Python's `round`.
 fn rounded(level: f64) -> f64 {
-    let level = f64::from(level as f32);
     format!("{level:.DECIMALS$}").parse().unwrap_or(level)
 }
 
@@ -157,6 +161,14 @@ fn first_word(entropy: &[u32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `numpy.random.SeedSequence(3, spawn_key=..., pool_size=24).generate_state(1)`.
+    #[test]
+    fn seeds_are_numpys() {
+        assert_eq!(node_seed(3, None), 1_578_447_408);
+        assert_eq!(node_seed(3, Some((0, 0))), 884_927_448);
+        assert_eq!(node_seed((1 << 40) + 5, Some((1 << 33, 33))), 4_272_764_576);
+    }
 
     #[test]
     fn increments_add_up_and_have_the_right_size() {

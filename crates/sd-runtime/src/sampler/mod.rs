@@ -69,18 +69,22 @@ pub struct Sampler {
     setup: SamplerSetup,
     method: Box<dyn Method>,
     done: usize,
+    /// The least level above 0 and the largest, between which the Brownian path runs.
+    range: [f64; 2],
     brownian: Option<Brownian>,
 }
 
 impl Sampler {
     /// A sampler at the start of a run.
     pub fn new(kind: SamplerKind, mut setup: SamplerSetup) -> Sampler {
+        let positive = setup.sigmas.iter().copied().filter(|s| *s > 0.0);
+        let range = positive.fold([f64::INFINITY, 0.0], |[low, high], s| [s.min(low), s.max(high)]);
         // Pure noise of a flow has no finite ratio of picture to noise (ComfyUI's `offset_first_sigma_for_snr`).
         if kind.steps_in_lambda() && setup.table.is_flow() {
             let near = setup.table.flow_level(0.9999);
             setup.sigmas.iter_mut().filter(|s| **s >= 1.0).for_each(|s| *s = near);
         }
-        Sampler { kind, method: method(kind, &setup.options), setup, done: 0, brownian: None }
+        Sampler { kind, method: method(kind, &setup.options), setup, done: 0, range, brownian: None }
     }
 
     /// How many steps the run has.
@@ -97,8 +101,7 @@ impl Sampler {
             return Err(Error::internal("a sampler was stepped past its last noise level"));
         }
         if self.kind.uses_brownian() && self.brownian.is_none() {
-            let positive = self.setup.sigmas.iter().copied().filter(|s| *s > 0.0);
-            let (low, high) = positive.fold((f64::INFINITY, 0.0), |(low, high), s| (s.min(low), s.max(high)));
+            let [low, high] = self.range;
             self.brownian = Some(Brownian::new(self.setup.seed, x.len(), low, high));
         }
         let SamplerSetup { sigmas, table, eta, .. } = &self.setup;
