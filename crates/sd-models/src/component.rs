@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sd_core::{DType, Scope, WeightSource};
 
-use crate::names::{Part, Spelling, is_ignored, part_of};
+use crate::names::{Part, Spelling, is_ignored, is_left_out, part_of};
 use crate::view::View;
 
 /// A part of a model, wherever it is stored.
@@ -13,6 +13,8 @@ pub struct Component {
     part: Part,
     scope: Scope,
     view: Arc<View>,
+    /// Names in the file of tensors that are left out without a word.
+    left_out: Vec<String>,
 }
 
 impl Component {
@@ -31,8 +33,11 @@ impl Component {
             let Some(((_, prefix), names)) = places.max_by_key(|(_, names)| names.len()) else { continue };
             let bare: Vec<&str> = names.iter().filter_map(|n| n.strip_prefix(prefix)).collect();
             let spelling = Spelling::detect(part, prefix, &bare);
-            let view = Arc::new(View::new(file.clone(), spelling, names));
-            out.push(Component { part, scope: Scope::root(view.clone()), view });
+            let unread = |name: &&str| name.strip_prefix(prefix).is_some_and(|n| is_left_out(part, n, &bare));
+            let (left_out, names): (Vec<&str>, Vec<&str>) = names.iter().partition(|n| unread(n));
+            let view = Arc::new(View::new(file.clone(), spelling, &names));
+            let left_out = left_out.into_iter().map(String::from).collect();
+            out.push(Component { part, scope: Scope::root(view.clone()), view, left_out });
         }
         out
     }
@@ -81,6 +86,11 @@ impl Component {
     /// The file it is in.
     pub(crate) fn file(&self) -> &Arc<dyn WeightSource> {
         self.view.file()
+    }
+
+    /// Names in the file of tensors that are left out without a word.
+    pub(crate) fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// The names in the file of what makes a tensor.

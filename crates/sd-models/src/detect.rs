@@ -1,6 +1,6 @@
 //! Which family a checkpoint belongs to, by the names and shapes of its tensors.
 
-use sd_core::WeightSource;
+use sd_core::{Shape, WeightSource};
 
 use crate::family::Family;
 
@@ -17,37 +17,49 @@ pub(crate) enum Kind {
     NoNetwork,
 }
 
+/// What a name tells.
+enum Found {
+    /// A family that is not supported.
+    Known(&'static str),
+    /// One of several families, which shapes and other names tell apart.
+    Decide(fn(&Names<'_>) -> Kind),
+}
+
+use Found::{Decide, Known};
+
 /// Names that only one family has. A name counts where it starts, or where one of its components starts. The first
 /// row with a hit wins.
-const NETWORKS: &[(&str, &str)] = &[
-    ("net.lq_proj.latent_proj.0.weight", "PiD"),
-    ("embed_image_indicator.weight", "Ideogram 4"),
-    ("txtfusion.projector.weight", "Krea 2"),
-    ("text_fusion.projector.weight", "Krea 2"),
-    ("nerf_final_layer_conv.", "Chroma Radiance"),
-    ("distilled_guidance_layer.", "Chroma"),
-    ("joint_blocks.", "SD 3"),
-    ("x_embedder.proj1.weight", "HiDream-O1"),
-    ("img_embedder.proj1.weight", "MiniT2I"),
-    ("transformer_blocks.0.img_mlp.w1.weight", "Lens"),
-    ("transformer_blocks.0.img_mod.1.weight", "Qwen-Image"),
-    ("txt_in.individual_token_refiner.", "HunyuanVideo"),
-    ("llm_adapter.blocks.0.cross_attn.q_proj.weight", "Anima"),
-    ("dual_time_embed.semantic_embedder.linear_1.weight", "SeFi-Image"),
-    ("double_blocks.0.img_mlp.gate_proj.weight", "Ovis-Image"),
-    ("cap_embedder.0.weight", "Z-Image"),
-    ("double_stream_layers.0.img_instruct_attn.", "Boogu"),
-    ("layers.0.adaLN_sa_ln.weight", "ERNIE-Image"),
-    ("adaln_single.emb.timestep_embedder.linear_1.bias", "LTX"),
-    ("video_patch_proj.weight", "MiniMax-H3"),
-    ("patch_embedder.weight", "LingBot-Video"),
-    ("time_mixer.mix_factor", "Stable Video Diffusion"),
-    ("blocks.0.cross_attn.norm_k.weight", "Wan"),
-    ("double_stream_modulation_img.lin.weight", "FLUX.2"),
-    ("double_blocks.", "FLUX.1"),
-    ("single_transformer_blocks.", "FLUX.1"),
-    ("transformer_blocks.0.attn.add_q_proj.", "SD 3"),
-    ("embedder.model.visual.", "SD 2 unCLIP"),
+const NETWORKS: &[(&str, Found)] = &[
+    ("net.lq_proj.latent_proj.0.weight", Known("PiD")),
+    ("embed_image_indicator.weight", Known("Ideogram 4")),
+    ("txtfusion.projector.weight", Known("Krea 2")),
+    ("text_fusion.projector.weight", Known("Krea 2")),
+    ("nerf_final_layer_conv.", Known("Chroma Radiance")),
+    ("distilled_guidance_layer.", Known("Chroma")),
+    ("joint_blocks.", Known("SD 3")),
+    ("x_embedder.proj1.weight", Known("HiDream-O1")),
+    ("img_embedder.proj1.weight", Known("MiniT2I")),
+    ("transformer_blocks.0.img_mlp.w1.weight", Known("Lens")),
+    ("transformer_blocks.0.img_mod.1.weight", Known("Qwen-Image")),
+    ("txt_in.individual_token_refiner.", Known("HunyuanVideo")),
+    ("llm_adapter.blocks.0.cross_attn.q_proj.weight", Known("Anima")),
+    ("dual_time_embed.semantic_embedder.linear_1.weight", Known("SeFi-Image")),
+    ("double_blocks.0.img_mlp.gate_proj.weight", Known("Ovis-Image")),
+    ("cap_embedder.0.weight", Known("Z-Image")),
+    ("double_stream_layers.0.img_instruct_attn.", Known("Boogu")),
+    ("layers.0.adaLN_sa_ln.weight", Known("ERNIE-Image")),
+    ("adaln_single.emb.timestep_embedder.linear_1.bias", Known("LTX")),
+    ("video_patch_proj.weight", Known("MiniMax-H3")),
+    ("patch_embedder.weight", Known("LingBot-Video")),
+    ("time_mixer.mix_factor", Known("Stable Video Diffusion")),
+    ("blocks.0.cross_attn.norm_k.weight", Known("Wan")),
+    ("double_stream_modulation_img.lin.weight", Known("FLUX.2")),
+    ("double_blocks.", Decide(flux)),
+    ("single_transformer_blocks.", Decide(flux)),
+    ("transformer_blocks.0.attn.add_q_proj.", Known("SD 3")),
+    ("embedder.model.visual.", Known("SD 2 unCLIP")),
+    ("input_blocks.", Decide(unet)),
+    ("down_blocks.0.resnets.0.time_emb_proj.", Decide(unet)),
 ];
 
 /// Files that hold something else.
@@ -72,52 +84,112 @@ pub(crate) fn detect(file: &dyn WeightSource) -> Kind {
     if let Some((_, name, hint)) = OTHERS.iter().find(|(key, ..)| has(key)) {
         return Kind::NotAModel(name, hint);
     }
-    if let Some((_, name)) = NETWORKS.iter().find(|(key, _)| has(key)) {
-        return Kind::Known(name);
+    match NETWORKS.iter().find(|(key, _)| has(key)) {
+        Some((_, Known(name))) => Kind::Known(name),
+        Some((_, Decide(decide))) => decide(&Names { file, names }),
+        None => Kind::NoNetwork,
     }
-    if !(has("input_blocks.") || has("down_blocks.0.resnets.0.time_emb_proj.")) {
-        return Kind::NoNetwork;
+}
+
+/// The tensors of a file.
+struct Names<'a> {
+    file: &'a dyn WeightSource,
+    names: Vec<&'a str>,
+}
+
+impl Names<'_> {
+    fn has(&self, key: &str) -> bool {
+        self.names.iter().any(|n| at_component(n, key))
     }
-    let shape = |keys: &[&str]| {
+
+    /// The tensor of the diffusion network or of a text encoder with one of these names, the outermost if there are
+    /// several.
+    fn outermost(&self, keys: &[&str]) -> Option<&str> {
         let found = |n: &&&str| keys.iter().any(|key| at_component(n, key)) && !n.contains("coder.");
-        names.iter().find(found).and_then(|n| file.meta(n)).map(|m| m.shape)
+        self.names.iter().filter(found).min_by_key(|n| n.len()).copied()
+    }
+
+    /// Its shape.
+    fn shape(&self, keys: &[&str]) -> Option<Shape> {
+        self.file.meta(self.outermost(keys)?).map(|m| m.shape)
+    }
+}
+
+/// What families with the same names are told apart by.
+const WITNESSES: &[&str] = &[
+    "input_blocks.0.0.weight",
+    "conv_in.weight",
+    "label_emb.0.0.weight",
+    "add_embedding.linear_1.weight",
+    "attn2.to_k.weight",
+    "proj_in.weight",
+    "cond_stage_model.model.ln_final.weight",
+    "cond_stage_model.transformer.text_model.final_layer_norm.weight",
+    "img_in.weight",
+    "x_embedder.weight",
+    "final_layer.linear.weight",
+    "guidance_in.in_layer.weight",
+    "time_text_embed.guidance_embedder.linear_1.weight",
+];
+
+/// The tensors that [`detect`] goes by, each with its shape.
+pub(crate) fn evidence(file: &dyn WeightSource) -> Vec<String> {
+    let names = Names { file, names: file.names() };
+    let other = OTHERS.iter().map(|(key, ..)| (*key, &[][..])).find(|(key, _)| names.has(key));
+    let network = NETWORKS.iter().find(|(key, _)| names.has(key)).map(|(key, found)| match found {
+        Known(_) => (*key, &[][..]),
+        Decide(_) => (*key, WITNESSES),
+    });
+    let Some((key, witnesses)) = other.or(network) else { return Vec::new() };
+    let mut found: Vec<&str> = Vec::new();
+    // Tensors with shapes say more than the first one of a group.
+    let by_shape = witnesses.iter().filter_map(|key| names.outermost(&[key]));
+    found.extend(by_shape);
+    if found.is_empty() {
+        found.extend(names.names.iter().find(|n| at_component(n, key)));
+    }
+    let shown = |name: &str| {
+        let shape = file.meta(name).map(|m| format!(" {}", m.shape)).unwrap_or_default();
+        format!("{name}{shape}")
     };
-    let vector = shape(&["label_emb.0.0.weight", "add_embedding.linear_1.weight"]);
+    found.into_iter().map(shown).collect()
+}
+
+/// Stable Diffusion up to XL.
+fn unet(names: &Names<'_>) -> Kind {
+    let vector = names.shape(&["label_emb.0.0.weight", "add_embedding.linear_1.weight"]);
     Kind::Runs(if let Some(vector) = vector {
         // The refiner's vector holds five numbers as 256 values each beside its one encoder's pooled state.
-        let context = shape(&["attn2.to_k.weight"]);
+        let context = names.shape(&["attn2.to_k.weight"]);
         if context.is_some_and(|context| context.last() + 5 * 256 == vector.last()) {
-            return Kind::Known("SDXL refiner");
+            Family::SdxlRefiner
+        } else {
+            Family::Sdxl
         }
-        Family::Sdxl
-    } else if is_sd2(file, &names) {
+    } else if is_sd2(names) {
         Family::Sd2
     } else {
         Family::Sd1
     })
 }
 
-/// Those of UNets that tell their families apart.
-const TELLING: &[&[&str]] = &[
-    &["input_blocks.0.0.weight", "conv_in.weight"],
-    &["label_emb.0.0.weight", "add_embedding.linear_1.weight"],
-    &["attn2.to_k.weight"],
-    &["transformer_blocks.0.proj_in.weight", "1.proj_in.weight", "attentions.0.proj_in.weight"],
-    &["cond_stage_model.model.", "cond_stage_model.transformer."],
-];
-
-/// The tensors of `file` by which [`detect`] knows it.
-pub(crate) fn evidence(file: &dyn WeightSource) -> Vec<String> {
-    let names = file.names();
-    let first = |key: &&str| names.iter().find(|n| at_component(n, key) && !n.contains("coder.")).copied();
-    let rows = OTHERS.iter().map(|row| row.0).chain(NETWORKS.iter().map(|row| row.0));
-    let found: Vec<&str> = match rows.filter_map(|key| first(&key)).next() {
-        Some(name) => vec![name],
-        None if detect(file) == Kind::NoNetwork => Vec::new(),
-        None => TELLING.iter().filter_map(|keys| keys.iter().find_map(first)).collect(),
-    };
-    let shape = |name: &str| file.meta(name).map(|m| m.shape.to_string()).unwrap_or_default();
-    found.into_iter().map(|name| format!("{name} {}", shape(name))).collect()
+/// FLUX.1 and what others made of it.
+fn flux(names: &Names<'_>) -> Kind {
+    if !names.has("vector_in.") && !names.has("time_text_embed.text_embedder.") {
+        return Kind::Known("a FLUX.1 without pooled text, such as LongCat-Image");
+    }
+    let channels = |keys: &[&str], axis: usize| names.shape(keys).and_then(|s| s.dims().get(axis).copied());
+    let reads = channels(&["img_in.weight", "x_embedder.weight"], 1);
+    let predicts = channels(&["final_layer.linear.weight", "proj_out.weight"], 0);
+    let guidance = names.has("guidance_in.") || names.has("time_text_embed.guidance_embedder.");
+    Kind::Runs(match reads.zip(predicts) {
+        // 4 values of the latent in a token have 4 cells of 8×8 pixels of a mask.
+        Some((n, out)) if n == 2 * out + 4 * 64 => Family::FluxFill,
+        Some((n, out)) if n == 2 * out => Family::FluxControl,
+        Some((n, out)) if n == 3 * out + 4 => return Kind::Known("Flex.2"),
+        _ if guidance => Family::Flux,
+        _ => Family::FluxSchnell,
+    })
 }
 
 /// Whether the key stands at the start of `name` or after a dot.
@@ -127,7 +199,7 @@ fn at_component(name: &str, key: &str) -> bool {
 
 /// SD 2 has OpenCLIP's text encoder. Where that is stored apart or renamed, the attention's projections tell, which are
 /// matrices in SD 2 and convolutions in SD 1, and at last the encoder's width.
-fn is_sd2(file: &dyn WeightSource, names: &[&str]) -> bool {
+fn is_sd2(&Names { file, ref names }: &Names<'_>) -> bool {
     if names.iter().any(|n| n.starts_with("cond_stage_model.model.")) {
         return true;
     }
@@ -155,8 +227,6 @@ mod tests {
     #[test]
     fn families_are_told_apart_by_names() {
         let one = |n: &str| kind(&[(n, &[4, 4])]);
-        assert_eq!(one(&format!("{D}double_blocks.0.img_attn.qkv.weight")), Kind::Known("FLUX.1"));
-        assert_eq!(one("double_blocks.0.img_attn.qkv.weight"), Kind::Known("FLUX.1"));
         assert_eq!(one(&format!("{D}joint_blocks.0.x_block.mlp.fc1.weight")), Kind::Known("SD 3"));
         assert_eq!(one("blocks.0.cross_attn.norm_k.weight"), Kind::Known("Wan"));
         assert_eq!(one(&format!("{D}transformer_blocks.0.img_mod.1.weight")), Kind::Known("Qwen-Image"));
@@ -198,6 +268,35 @@ mod tests {
     }
 
     #[test]
+    fn variants_of_flux_are_told_apart_by_what_they_read() {
+        let net = |reads: usize, more: &[&str]| {
+            let mut all: Vec<(&str, &[usize])> = more.iter().map(|n| (*n, &[4, 4][..])).collect();
+            let dims = [4, reads];
+            let img = if more[0].starts_with("double") { "img_in.weight" } else { "transformer.x_embedder.weight" };
+            all.push((img, &dims));
+            kind(&all)
+        };
+        let bfl =
+            ["double_blocks.0.img_attn.qkv.weight", "vector_in.in_layer.weight", "guidance_in.in_layer.weight"];
+        let hf = [
+            "transformer.single_transformer_blocks.0.proj_out.weight",
+            "transformer.time_text_embed.text_embedder.linear_1.weight",
+            "transformer.time_text_embed.guidance_embedder.linear_1.weight",
+        ];
+        for names in [bfl, hf] {
+            // What it predicts has 4 channels.
+            let out = if names == bfl { "final_layer.linear.weight" } else { "transformer.proj_out.weight" };
+            let [first, vector, guidance] = names;
+            assert_eq!(net(4, &[first, vector, guidance, out]), Kind::Runs(Family::Flux));
+            assert_eq!(net(4, &[first, vector, out]), Kind::Runs(Family::FluxSchnell));
+            assert_eq!(net(8, &[first, vector, guidance, out]), Kind::Runs(Family::FluxControl));
+            assert_eq!(net(8 + 256, &[first, vector, guidance, out]), Kind::Runs(Family::FluxFill));
+            assert_eq!(net(16, &[first, vector, guidance, out]), Kind::Known("Flex.2"));
+            assert!(matches!(net(4, &[first, guidance, out]), Kind::Known(name) if name.contains("LongCat")));
+        }
+    }
+
+    #[test]
     fn sdxl_and_its_refiner_are_told_apart_by_ratios() {
         let net = |context: usize, vector: usize| {
             kind(&[
@@ -207,8 +306,8 @@ mod tests {
             ])
         };
         assert_eq!(net(2048, 2816), Kind::Runs(Family::Sdxl));
-        assert_eq!(net(1280, 2560), Kind::Known("SDXL refiner"));
+        assert_eq!(net(1280, 2560), Kind::Runs(Family::SdxlRefiner));
         assert_eq!(net(192, 1664), Kind::Runs(Family::Sdxl));
-        assert_eq!(net(128, 1408), Kind::Known("SDXL refiner"));
+        assert_eq!(net(128, 1408), Kind::Runs(Family::SdxlRefiner));
     }
 }

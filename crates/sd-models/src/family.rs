@@ -1,11 +1,13 @@
 //! The registry of families: what each of them is made of and how it is run. A new family is a row here, one in
 //! `detect`, a model file, a table of names and an oracle script.
 
-use sd_core::{Result, Scope, Tensor};
+use std::str::FromStr;
 
-use crate::conditioning::{ClipRecipe, Vector};
-use crate::diffusion::Network;
+use sd_core::{Error, Result, Scope, Tensor};
+
+use crate::conditioning::{ClipRecipe, Pooled, States, T5Recipe, TextRecipe, Vector};
 use crate::diffusion::unet::{self, Heads};
+use crate::diffusion::{Network, flux};
 use crate::names::Part;
 use crate::text::clip::Activation;
 use crate::text::tokenizer::ClipTokenizer;
@@ -19,6 +21,16 @@ pub enum Family {
     Sd2,
     /// Stable Diffusion XL with its pruned descendants.
     Sdxl,
+    /// Its refiner, for the last part of the way.
+    SdxlRefiner,
+    /// FLUX.1 dev, and Kontext, which differs in its weights only.
+    Flux,
+    /// FLUX.1 schnell: no guidance, few steps.
+    FluxSchnell,
+    /// FLUX.1 Fill.
+    FluxFill,
+    /// FLUX.1 Depth and Canny.
+    FluxControl,
 }
 
 /// What the files of a family do not say themselves.
@@ -27,13 +39,15 @@ pub(crate) struct Recipe {
     pub(crate) name: &'static str,
     /// Reads the sizes of the network off its weights.
     pub(crate) network: fn(&Scope) -> Result<Box<dyn Network>>,
-    /// The text encoders. The channels of their states stand side by side in the context.
-    pub(crate) encoders: &'static [ClipRecipe],
+    /// The text encoders, in the order of their states and pooled states.
+    pub(crate) encoders: &'static [TextRecipe],
     pub(crate) vector: Vector,
     /// Whether an empty negative prompt is all zeros instead of an encoded empty text.
     pub(crate) zero_negative: bool,
     /// Scale and shift of [`Latent`].
     pub(crate) latent: [f32; 2],
+    /// Shift and time scale of [`Noise::Flow`]; `None` if the file or [`Noise::ScaledLinear`] has the levels.
+    pub(crate) flow: Option<(Shift, f64)>,
     /// What a network predicts if no marker says so; `None` if only a try can tell.
     pub(crate) prediction: Option<Prediction>,
     pub(crate) defaults: Defaults,
@@ -41,20 +55,34 @@ pub(crate) struct Recipe {
     pub(crate) size_of_v: [usize; 2],
 }
 
+/// OpenAI's text encoder as SD 1.x uses it.
+const CLIP_L: ClipRecipe = ClipRecipe {
+    part: Part::ClipL,
+    activation: Activation::QuickGelu,
+    filler: ClipTokenizer::END,
+    states: States::Normed,
+    pooled: Pooled::None,
+    trained_layers: None,
+};
+
+/// OpenCLIP's bigG as SDXL uses it.
+const CLIP_G: ClipRecipe = ClipRecipe {
+    part: Part::ClipG,
+    activation: Activation::Gelu,
+    filler: 0,
+    states: States::Raw,
+    pooled: Pooled::Projected,
+    trained_layers: None,
+};
+
 const SD1: Recipe = Recipe {
     name: "SD 1.x",
     network: |w| boxed(unet::Config::detect(w, Heads::Count(8))),
-    encoders: &[ClipRecipe {
-        part: Part::ClipL,
-        activation: Activation::QuickGelu,
-        filler: ClipTokenizer::END,
-        normed: true,
-        pooled: false,
-        trained_layers: None,
-    }],
+    encoders: &[TextRecipe::Clip(CLIP_L)],
     vector: Vector::None,
     zero_negative: false,
     latent: [0.18215, 0.0],
+    flow: None,
     prediction: Some(Prediction::Epsilon),
     defaults: Defaults {
         size: [512, 512],
@@ -71,14 +99,12 @@ const SD1: Recipe = Recipe {
 const SD2: Recipe = Recipe {
     name: "SD 2.x",
     network: |w| boxed(unet::Config::detect(w, Heads::Width(64))),
-    encoders: &[ClipRecipe {
-        part: Part::ClipL,
+    encoders: &[TextRecipe::Clip(ClipRecipe {
         activation: Activation::Gelu,
         filler: 0,
-        normed: true,
-        pooled: false,
         trained_layers: Some(24),
-    }],
+        ..CLIP_L
+    })],
     prediction: None,
     defaults: Defaults { clip_skip: 2, ..SD1.defaults },
     size_of_v: [768, 768],
@@ -88,31 +114,64 @@ const SD2: Recipe = Recipe {
 const SDXL: Recipe = Recipe {
     name: "SDXL",
     network: |w| boxed(unet::Config::detect(w, Heads::Width(64))),
-    encoders: &[
-        ClipRecipe {
-            part: Part::ClipL,
-            activation: Activation::QuickGelu,
-            filler: ClipTokenizer::END,
-            normed: false,
-            pooled: false,
-            trained_layers: None,
-        },
-        ClipRecipe {
-            part: Part::ClipG,
-            activation: Activation::Gelu,
-            filler: 0,
-            normed: false,
-            pooled: true,
-            trained_layers: None,
-        },
-    ],
+    encoders: &[TextRecipe::Clip(ClipRecipe { states: States::Raw, ..CLIP_L }), TextRecipe::Clip(CLIP_G)],
     vector: Vector::PooledAndSizes,
     zero_negative: true,
     latent: [0.13025, 0.0],
+    flow: None,
     prediction: Some(Prediction::Epsilon),
     defaults: Defaults { size: [1024, 1024], clip_skip: 2, ..SD1.defaults },
     size_of_v: [1024, 1024],
 };
+
+const SDXL_REFINER: Recipe = Recipe {
+    name: "SDXL refiner",
+    encoders: &[TextRecipe::Clip(CLIP_G)],
+    vector: Vector::PooledAndScore,
+    zero_negative: false,
+    ..SDXL
+};
+
+/// Defaults are those of diffusers' pipelines and of the model cards.
+const FLUX: Recipe = Recipe {
+    name: "FLUX.1 dev",
+    network: |w| boxed(flux::Config::detect(w)),
+    encoders: &flux_encoders(512),
+    vector: Vector::Pooled,
+    zero_negative: false,
+    latent: [0.3611, 0.1159],
+    flow: Some((Shift::Resolution { tokens: [256.0, 4096.0], mu: [0.5, 1.15] }, 1.0)),
+    prediction: Some(Prediction::Flow),
+    defaults: Defaults {
+        size: [1024, 1024],
+        steps: 28,
+        cfg: 1.0,
+        guidance: 3.5,
+        sampler: "euler",
+        schedule: "flux",
+        clip_skip: 1,
+    },
+    size_of_v: [1024, 1024],
+};
+
+const FLUX_SCHNELL: Recipe = Recipe {
+    name: "FLUX.1 schnell",
+    encoders: &flux_encoders(256),
+    flow: Some((Shift::Constant(1.0), 1.0)),
+    defaults: Defaults { steps: 4, schedule: "simple", ..FLUX.defaults },
+    ..FLUX
+};
+
+const FLUX_FILL: Recipe =
+    Recipe { name: "FLUX.1 Fill", defaults: Defaults { guidance: 30.0, ..FLUX.defaults }, ..FLUX };
+
+const FLUX_CONTROL: Recipe =
+    Recipe { name: "FLUX.1 Depth/Canny", defaults: Defaults { guidance: 10.0, ..FLUX.defaults }, ..FLUX };
+
+const fn flux_encoders(tokens: usize) -> [TextRecipe; 2] {
+    let clip = ClipRecipe { states: States::None, pooled: Pooled::Normed, ..CLIP_L };
+    [TextRecipe::Clip(clip), TextRecipe::T5(T5Recipe { tokens })]
+}
 
 fn boxed(network: Result<impl Network + 'static>) -> Result<Box<dyn Network>> {
     network.map(|n| Box::new(n) as Box<dyn Network>)
@@ -124,6 +183,11 @@ impl Family {
             Family::Sd1 => &SD1,
             Family::Sd2 => &SD2,
             Family::Sdxl => &SDXL,
+            Family::SdxlRefiner => &SDXL_REFINER,
+            Family::Flux => &FLUX,
+            Family::FluxSchnell => &FLUX_SCHNELL,
+            Family::FluxFill => &FLUX_FILL,
+            Family::FluxControl => &FLUX_CONTROL,
         }
     }
 
@@ -233,6 +297,38 @@ impl Latent {
     /// The network's values as the autoencoder's, in place.
     pub fn to_autoencoder(&self, latent: &mut Tensor) {
         latent.values_mut().iter_mut().for_each(|x| *x = *x / self.scale + self.shift);
+    }
+}
+
+/// The latents that an autoencoder makes, where that is not the one of the family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VaeFormat {
+    /// FLUX.1's.
+    Flux,
+    /// SD 3's.
+    Sd3,
+}
+
+impl VaeFormat {
+    /// Scale and shift of [`Latent`].
+    pub(crate) fn latent(self) -> [f32; 2] {
+        match self {
+            VaeFormat::Flux => FLUX.latent,
+            VaeFormat::Sd3 => [1.5305, 0.0609],
+        }
+    }
+}
+
+impl FromStr for VaeFormat {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<VaeFormat> {
+        match name {
+            "flux" => Ok(VaeFormat::Flux),
+            "sd3" => Ok(VaeFormat::Sd3),
+            "flux2" | "wan" => Err(Error::unsupported(format!("vae_format: {name} is not supported yet"))),
+            _ => Err(Error::request("vae_format: want auto, flux, sd3, flux2 or wan")),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub use component::Component;
 pub use conditioning::{Conditioning, Prompt, Run};
 pub use diffusion::Evaluation;
 pub use diffusion::flux::ReferencePlan;
-pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shift};
+pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shift, VaeFormat};
 pub use model::{Files, Model};
 pub use names::Part;
 pub use report::{PartReport, Report, Unused};

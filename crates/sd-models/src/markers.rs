@@ -18,7 +18,8 @@ pub(crate) fn size(file: &Checkpoint, compression: usize, multiple: usize) -> Op
     let fits =
         |n: usize| (n > 0 && n <= MAX_DEFAULT_SIDE && multiple > 0 && n.is_multiple_of(multiple)).then_some(n);
     let Some(text) = file.metadata().str("sd-rs.default_size") else {
-        let side = file.config("unet")?.get("sample_size")?.as_u64()?;
+        let network = file.config("unet").or_else(|| file.config("transformer"))?;
+        let side = network.get("sample_size")?.as_u64()?;
         return fits(usize::try_from(side).ok()?.checked_mul(compression)?).map(|n| [n, n]);
     };
     let side = |s: &str| s.trim().parse().ok().and_then(fits);

@@ -7,14 +7,13 @@ use sd_core::{DType, Error, Graph, Program, Result, Tensor, WeightSource};
 use sd_io::Checkpoint;
 
 use crate::component::Component;
-use crate::conditioning::{self, ClipRecipe, Conditioning, Encoder, Prompt, Run};
+use crate::conditioning::{self, Conditioning, Prompt, Run, Sizes, TextEncoder, TextRecipe};
 use crate::detect::{Kind, detect};
 use crate::diffusion::{Evaluation, Facts, Given, Network};
-use crate::family::{Family, Info, Latent, Noise, Prediction};
+use crate::family::{Family, Info, Latent, Noise, Prediction, VaeFormat};
 use crate::markers;
 use crate::names::{Part, part_of};
 use crate::report::{Report, explain};
-use crate::text::windows::CONTEXT;
 use crate::vae::kl;
 
 /// The files a model is opened from. A part that is given apart replaces the one in `model`.
@@ -24,6 +23,8 @@ pub struct Files {
     pub model: Option<Arc<Checkpoint>>,
     /// Parts in files of their own.
     pub parts: BTreeMap<Part, Arc<Checkpoint>>,
+    /// The latents of the VAE, if they are not those of the family.
+    pub vae_format: Option<VaeFormat>,
 }
 
 /// An open model: its parts, and the graphs that run them.
@@ -33,7 +34,7 @@ pub struct Model {
     own_size: bool,
     parts: BTreeMap<Part, Component>,
     network: Box<dyn Network>,
-    encoders: Vec<Encoder>,
+    encoders: Vec<Box<dyn TextEncoder>>,
     kl: kl::Config,
     files: Vec<Arc<Checkpoint>>,
 }
@@ -47,7 +48,7 @@ impl Model {
     pub fn open(files: &Files) -> Result<Model> {
         let main = files.parts.get(&Part::Diffusion).or(files.model.as_ref()).ok_or_else(|| {
             Error::request("no model").hint(
-                "give a checkpoint with -m, or its parts with --diffusion-model, --clip_l, --clip_g and --vae",
+                "give a checkpoint with -m, or its parts with --diffusion-model, --clip_l, --clip_g, --t5xxl and --vae",
             )
         })?;
         let family = recognise(main)?;
@@ -57,21 +58,24 @@ impl Model {
 
         let diffusion = part(Part::Diffusion)?;
         let network = (recipe.network)(diffusion.scope()).map_err(|e| explain(e, diffusion))?;
-        let encoder = |recipe: &'static ClipRecipe| {
-            let component = part(recipe.part)?;
-            Encoder::detect(recipe, component).map_err(|e| explain(e, component))
+        let encoder = |recipe: &'static TextRecipe| {
+            let component = part(recipe.part())?;
+            recipe.detect(component).map_err(|e| explain(e, component))
         };
         let encoders = recipe.encoders.iter().map(encoder).collect::<Result<Vec<_>>>()?;
         let vae = part(Part::Autoencoder)?;
         let kl = kl::Config::detect(vae.scope()).map_err(|e| explain(e, vae))?;
         let facts = network.facts();
-        fit(&facts, conditioning::widths(&encoders, recipe.vector), &kl)
-            .map_err(|e| e.context(main.path().display().to_string()))?;
+        let given = conditioning::sizes(&encoders, recipe.vector);
+        fit(&facts, &given, &kl).map_err(|e| e.context(main.path().display().to_string()))?;
 
-        let [scale, shift] = recipe.latent;
+        let [scale, shift] = files.vae_format.map_or(recipe.latent, VaeFormat::latent);
         let latent = Latent { channels: kl.latent, compression: kl.compression(), scale, shift };
         let size_multiple = latent.compression.saturating_mul(facts.multiple);
-        let noise = markers::noise(main)?;
+        let noise = match recipe.flow {
+            Some((shift, time_scale)) => Noise::Flow { shift, time_scale },
+            None => markers::noise(main)?,
+        };
         let mut defaults = recipe.defaults.clone();
         if let Noise::Continuous { .. } = noise {
             defaults.schedule = "exponential";
@@ -85,7 +89,7 @@ impl Model {
             latent,
             prediction: None,
             noise,
-            tokens: CONTEXT,
+            tokens: given.tokens,
             guidance: facts.guidance,
             joined: facts.joined,
             references: facts.references,
@@ -96,7 +100,8 @@ impl Model {
         let parts = parts.into_iter().filter(|(p, _)| used(p)).collect();
         let files = files.model.iter().chain(files.parts.values()).cloned().collect();
         let mut model = Model { info, own_size: own_size.is_some(), parts, network, encoders, kl, files };
-        if let Some(prediction) = markers::prediction(main).or(recipe.prediction) {
+        let marked = if recipe.flow.is_some() { None } else { markers::prediction(main) };
+        if let Some(prediction) = marked.or(recipe.prediction) {
             model.set_prediction(prediction);
         }
         Ok(model)
@@ -155,13 +160,16 @@ impl Model {
     /// The prompt is too long, `clip_skip` skips every layer, a weight is missing or misshapen, or `run` fails.
     pub fn condition(&self, prompt: &Prompt<'_>, run: &mut Run<'_>) -> Result<Conditioning> {
         let recipe = self.info.family.recipe();
-        let encoders =
-            self.encoders.iter().map(|e| Ok((e, self.component(e.part())?))).collect::<Result<Vec<_>>>()?;
+        let encoders = self
+            .encoders
+            .iter()
+            .map(|e| Ok((e.as_ref(), self.component(e.part())?)))
+            .collect::<Result<Vec<_>>>()?;
         conditioning::encode(&encoders, recipe.vector, recipe.zero_negative, prompt, run)
     }
 
-    /// Token states of a text encoder: `ids [batch, 77]` i32 to `[batch, 77, c]`, and to the projected ones
-    /// `[batch, 77, p]` of an encoder whose pooled state is used.
+    /// Token states of a text encoder: `ids [batch, t]` i32 to `[batch, t, c]`, if they are a part of the context, and to
+    /// `[batch, t, p]` if a pooled state is taken from them. `t` is 77 for CLIP, and what the family says for T5.
     ///
     /// # Errors
     /// The family has no such encoder, `clip_skip` skips every layer, or a weight is missing or misshapen.
@@ -292,7 +300,7 @@ fn recognise(file: &Checkpoint) -> Result<Family> {
             let e = Error::bad_file(file.path(), what);
             Err(match source_parts.first() {
                 Some(_) => {
-                    e.hint("give the model with -m, a VAE with --vae and text encoders with --clip_l and --clip_g")
+                    e.hint("give the model with -m, a VAE with --vae and text encoders with --clip_l, --clip_g and --t5xxl")
                 }
                 None => e,
             })
@@ -325,10 +333,10 @@ fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
     Ok(parts)
 }
 
-/// Checks what one part hands to another. `given` are the channels of context and vector.
-fn fit(facts: &Facts, given: (usize, Option<usize>), kl: &kl::Config) -> Result<()> {
+/// Checks what one part hands to another.
+fn fit(facts: &Facts, given: &Sizes, kl: &kl::Config) -> Result<()> {
     let wrong = |what: String| Err(Error::shape(what).hint("the files are of different families"));
-    let (context, vector) = given;
+    let &Sizes { context, vector, .. } = given;
     if context != facts.context {
         return wrong(format!(
             "the text encoder's states have {context} channels, the diffusion network reads {}",

@@ -71,6 +71,7 @@ pub(crate) fn unused(parts: &[&Component], unbuilt: &[&Component], files: &[Arc<
         let here = |c: &&&Component| std::ptr::addr_eq(Arc::as_ptr(c.file()), Arc::as_ptr(&source));
         let built = parts.iter().filter(here).map(|c| (c, c.scope().unused()));
         for (c, unused) in built.chain(unbuilt.iter().filter(here).map(|c| (c, Vec::new()))) {
+            c.left_out().iter().for_each(|n| _ = left.remove(n.as_str()));
             let unused: BTreeSet<String> = unused.into_iter().collect();
             for here in c.source().names().into_iter().filter(|n| !unused.contains(*n)) {
                 c.file_names(here).iter().for_each(|n| _ = left.remove(n.as_str()));

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
     use crate::component::Component;
     use crate::names::Part;
-    use crate::testing::{Case, Fixture, check, check_cuts};
+    use crate::testing::{Case, Fixture, check, check_circular, check_cuts};
 
     const HEADS: Heads = Heads::Count(8);
 
@@ -359,19 +359,23 @@ mod tests {
     const SINUSOID: usize = 256;
 
     fn whole(fixture: &str, heads: Heads, run: fn(&Case)) {
+        whole_of(fixture, heads, [false; 2], run);
+    }
+
+    fn whole_of(fixture: &str, heads: Heads, circular: [bool; 2], run: fn(&Case)) {
         let weights = Fixture::open(fixture).weights(str::to_owned).shared();
         let [part] = Component::split(&weights, Some(Part::Diffusion)).try_into().ok().unwrap();
         let network = |g: &Graph, w: &Scope, inputs: &[Var]| {
             let cfg = Config::detect(w, heads)?;
             // Inputs come in the order of their names.
             let inputs = match *inputs {
-                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None, circular: [false; 2] },
+                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None, circular },
                 [context, pooled, x, numbers, timesteps] => {
                     let [b, n] = g.dims(numbers)?;
                     let numbers = g.timestep_embedding(g.reshape(numbers, &[b * n])?, SINUSOID, MAX_PERIOD)?;
                     let vector = g.concat(&[pooled, g.reshape(numbers, &[b, n * SINUSOID])?], 1)?;
                     assert_eq!(cfg.vector, Some(g.shape(vector).last()));
-                    Inputs { x, timesteps, context, vector: Some(vector), circular: [false; 2] }
+                    Inputs { x, timesteps, context, vector: Some(vector), circular }
                 }
                 _ => panic!("{inputs:?}"),
             };
@@ -413,6 +417,12 @@ mod tests {
     fn cuts_change_nothing() {
         whole("unet_sd1_odd", HEADS, check_cuts);
         whole("unet_sdxl_batch", NARROW, check_cuts);
+    }
+
+    #[test]
+    fn predictions_repeat_without_a_seam() {
+        whole_of("unet_sd1_odd", HEADS, [true; 2], |c| check_circular(c, "sample", [0, 8], |by| by));
+        whole_of("unet_sd1", HEADS, [true; 2], |c| check_circular(c, "sample", [8, 8], |by| by));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use sd_core::{CancelToken, DType, Device, RunnerOptions, Shape, TypePolicy};
 use sd_io::{TensorSpec, write_gguf, write_safetensors};
 
 use super::*;
+use crate::family::Joined;
 use crate::testing::{Fixture, real_checkpoint};
 
 /// A folder that goes when the test ends.
@@ -146,6 +147,7 @@ fn every_naming_gives_the_same_graphs() {
         parts: [(Part::Diffusion, diffusion), (Part::ClipL, &clip), (Part::Autoencoder, vae)]
             .map(|(part, file)| (part, file.clone()))
             .into(),
+        ..Files::default()
     };
     for files in [
         Files { model: Some(folder), ..Files::default() },
@@ -227,7 +229,7 @@ fn messages_say_what_is_wrong_and_what_to_do() {
     let first = "model.diffusion_model.input_blocks.0.0.weight";
     says(&with(first, &[32, 7, 3, 3]), &["a UNet that reads 7 channels and predicts 4"]);
     let vector = "model.diffusion_model.label_emb.0.0.weight";
-    says(&with(vector, &[4, 1344]), &["recognised as SDXL refiner; not supported yet"]);
+    says(&with(vector, &[4, 1344]), &["holds no second CLIP text encoder", "--clip_g"]);
     says(&with(vector, &[4, 4]), &["holds no second CLIP text encoder", "--clip_g"]);
 
     let conv = "model.diffusion_model.input_blocks.4.0.in_layers.2.weight";
@@ -309,8 +311,7 @@ fn sdxl_is_conditioned_as_by_the_reference() {
     let parts: BTreeMap<Part, Component> =
         Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
     let recipe = Family::Sdxl.recipe();
-    let encoders: Vec<Encoder> =
-        recipe.encoders.iter().map(|r| Encoder::detect(r, &parts[&r.part]).unwrap()).collect();
+    let encoders = recipe.encoders.iter().map(|r| r.detect(&parts[&r.part()]).unwrap()).collect();
     let info = Info { family: Family::Sdxl, ..open(&single()).unwrap().info().clone() };
     let model = Model { info, parts, encoders, ..open(&single()).unwrap() };
     let mut runners: BTreeMap<Part, Runner> =
@@ -382,15 +383,96 @@ fn hollow(path: &Path, tensors: &[(String, Vec<usize>)]) {
     }
 }
 
+/// T5's states as context, CLIP's pooled state after the final norm as vector.
+#[test]
+fn flux_is_conditioned_as_by_the_reference() {
+    for (fixture, family) in [("flux_dev_pipeline", Family::Flux), ("flux_schnell_pipeline", Family::FluxSchnell)] {
+        let fixture = Fixture::open(fixture);
+        let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
+        let parts: BTreeMap<Part, Component> =
+            Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
+        assert_eq!(
+            parts.keys().copied().collect::<Vec<_>>(),
+            [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::T5]
+        );
+        let encoders = family.recipe().encoders.iter().map(|r| r.detect(&parts[&r.part()]).unwrap()).collect();
+        let info = Info { family, ..open(&single()).unwrap().info().clone() };
+        let model = Model { info, parts, encoders, ..open(&single()).unwrap() };
+        let mut runners: BTreeMap<Part, Runner> =
+            [Part::ClipL, Part::T5].map(|part| (part, text_runner(&model, part))).into();
+
+        let text = "a photo of a red cat sitting on a blue sofa";
+        let prompt = Prompt { text, negative: false, clip_skip: 1, size: [64, 96] };
+        let mut run = |part: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
+            let ids = if part == Part::T5 { "ids.t5" } else { "ids.clip" };
+            assert_eq!(*inputs[0].1, fixture.tensor(&format!("input.{ids}")));
+            runners.get_mut(&part).unwrap().run(program, inputs, &CancelToken::default())
+        };
+        let got = model.condition(&prompt, &mut run).unwrap();
+        close(&got.vector.unwrap(), &fixture.tensor("output.pooled"), "pooled");
+        if family == Family::Flux {
+            close(&got.context, &fixture.tensor("output.context"), "context");
+        }
+
+        // 600 words are a window of CLIP's and several of T5's.
+        let long = vec!["cat"; 600].join(" ");
+        let prompt = Prompt { text: &long, ..prompt };
+        let got = model.condition(&prompt, &mut |part, program, inputs| {
+            let [windows, tokens] = inputs[0].1.shape().array().unwrap();
+            let t5 = family.recipe().encoders.len() == 2 && part == Part::T5;
+            assert_eq!(windows, if t5 { 600usize.div_ceil(tokens - 1) } else { 1 });
+            runners.get_mut(&part).unwrap().run(program, inputs, &CancelToken::default())
+        });
+        assert_eq!(got.unwrap().context.shape().dim(1) % 256, 0);
+        let endless = vec!["cat"; 6000].join(" ");
+        let e = model.condition(&Prompt { text: &endless, ..prompt }, &mut |_, _, _| Ok(Vec::new())).unwrap_err();
+        assert!(e.is_request() && e.to_string().contains("more than 4800 tokens"), "{e}");
+    }
+}
+
+/// The refiner has one encoder, and is told how good the picture should look.
+#[test]
+fn the_refiner_is_told_a_score() {
+    let fixture = Fixture::open("sdxl_pipeline");
+    let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
+    let parts: BTreeMap<Part, Component> =
+        Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
+    let recipe = Family::SdxlRefiner.recipe();
+    let encoders = recipe.encoders.iter().map(|r| r.detect(&parts[&r.part()]).unwrap()).collect();
+    let info = Info { family: Family::SdxlRefiner, ..open(&single()).unwrap().info().clone() };
+    let model = Model { info, parts, encoders, ..open(&single()).unwrap() };
+    let mut runner = text_runner(&model, Part::ClipG);
+    for (negative, score) in [(false, 6.0f64), (true, 2.5)] {
+        let prompt = Prompt { text: "", negative, clip_skip: 2, size: [64, 96] };
+        let got = model
+            .condition(&prompt, &mut |_, program, inputs| runner.run(program, inputs, &CancelToken::default()))
+            .unwrap();
+        assert!(got.context.values().iter().any(|v| *v != 0.0), "an empty prompt is encoded");
+        let vector = got.vector.unwrap();
+        let numbers = &vector.values()[vector.values().len() - 5 * 256..];
+        // The first cosine and sine of each number are those of the number itself.
+        for (i, n) in [96.0, 64.0, 0.0, 0.0, score].into_iter().enumerate() {
+            assert_eq!((numbers[i * 256], numbers[i * 256 + 128]), (n.cos() as f32, n.sin() as f32));
+        }
+    }
+}
+
 #[test]
 fn at_real_size_every_tensor_is_used_and_none_is_missing() {
     let dir = Folder::new();
     for (name, family) in [
         ("sd1", Family::Sd1),
         ("sd2", Family::Sd2),
+        ("sd2_inpaint", Family::Sd2),
         ("sdxl", Family::Sdxl),
+        ("sdxl_inpaint", Family::Sdxl),
         ("ssd1b", Family::Sdxl),
         ("vega", Family::Sdxl),
+        ("sdxl_refiner", Family::SdxlRefiner),
+        ("flux_dev_all_in_one", Family::Flux),
+        ("flux_schnell_all_in_one", Family::FluxSchnell),
+        ("flux_fill_all_in_one", Family::FluxFill),
+        ("flux_control_all_in_one", Family::FluxControl),
     ] {
         let (sets, unused) = real_checkpoint(name);
         let single = sets.iter().flat_map(|(prefix, set)| {
@@ -400,13 +482,18 @@ fn at_real_size_every_tensor_is_used_and_none_is_missing() {
         hollow(&path, &single.chain(unused).collect::<Vec<_>>());
 
         let folder = dir.join(name);
-        let components = ["unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"];
-        for ((_, set), file) in sets.iter().zip(components.iter().chain(&["text_encoder_2/model"])) {
+        let components: &[&str] = match family {
+            Family::SdxlRefiner => &["unet", "vae", "text_encoder_2"],
+            _ if name.starts_with("flux") => &["transformer", "vae", "text_encoder", "text_encoder_2"],
+            _ => &["unet", "vae", "text_encoder", "text_encoder_2"],
+        };
+        for ((_, set), component) in sets.iter().zip(components) {
+            let file = if component.starts_with("text") { "model" } else { "diffusion_pytorch_model" };
             let reference = set.iter().flat_map(|(.., sources)| sources.clone());
             // diffusers' SD 2.x leaves out what it does not use.
             let left_out = |n: &str| family == Family::Sd2 && (n.contains("layers.23.") || n.contains("text_proj"));
             let tensors: Vec<_> = reference.filter(|(n, _)| !left_out(n)).collect();
-            hollow(&folder.join(format!("{file}.safetensors")), &tensors);
+            hollow(&folder.join(format!("{component}/{file}.safetensors")), &tensors);
         }
 
         for path in [path, folder] {
@@ -416,5 +503,62 @@ fn at_real_size_every_tensor_is_used_and_none_is_missing() {
             assert_eq!(model.dry_run().unwrap().unused, [], "{}", path.display());
             assert!(model.diffusion_program(&evaluation(2, [16, 24], 154)).unwrap().cuts().len() > 10);
         }
+    }
+}
+
+/// The parts of Flux as they are published one by one.
+#[test]
+fn flux_is_opened_from_files_of_its_parts() {
+    let dir = Folder::new();
+    let (sets, _) = real_checkpoint("flux_dev_all_in_one");
+    let mut t5: Vec<(String, Vec<usize>)> = sets[3].1.iter().map(|row| (row.0.clone(), row.1.clone())).collect();
+    t5.push(("encoder.embed_tokens.weight".into(), vec![32128, 4096]));
+    t5.push(("decoder.block.0.layer.0.layer_norm.weight".into(), vec![4096]));
+    let files: Vec<(Part, Arc<Checkpoint>)> = [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::T5]
+        .into_iter()
+        .zip(&sets)
+        .map(|(part, (_, set))| {
+            let path = dir.join(&format!("{part:?}.safetensors"));
+            let tensors: Vec<_> = set.iter().map(|row| (row.0.clone(), row.1.clone())).collect();
+            hollow(&path, if part == Part::T5 { &t5 } else { &tensors });
+            (part, Arc::new(Checkpoint::open(&path).unwrap()))
+        })
+        .collect();
+    let open = |without: Option<Part>| {
+        let parts = files.iter().filter(|(part, _)| Some(*part) != without).cloned().collect();
+        Model::open(&Files { parts, ..Files::default() })
+    };
+    let model = open(None).unwrap();
+    assert_eq!(model.dry_run().unwrap().unused, []);
+    let info = model.info();
+    assert_eq!((info.family, info.tokens, info.size_multiple, info.blocks), (Family::Flux, 512, 16, 57));
+    assert_eq!((info.guidance, info.references, info.joined), (true, true, Joined::None));
+    assert_eq!((info.prediction, info.latent.channels), (Some(Prediction::Flow), 16));
+    for part in [Part::Autoencoder, Part::ClipL, Part::T5] {
+        let e = open(Some(part)).err().unwrap().to_string();
+        assert!(e.contains("Diffusion.safetensors: holds no ") && e.contains(part.option()), "{e}");
+    }
+    let parts = files.iter().cloned().collect();
+    let sd3 = Model::open(&Files { parts, vae_format: Some("sd3".parse().unwrap()), ..Files::default() }).unwrap();
+    assert_eq!((sd3.info().latent.scale, sd3.info().latent.shift), (1.5305, 0.0609));
+}
+
+#[test]
+fn networks_that_read_more_than_the_latent_are_known_by_their_channels() {
+    let first = "model.diffusion_model.input_blocks.0.0.weight";
+    for (channels, joined, more) in [(4, Joined::None, 0), (8, Joined::Picture, 4), (9, Joined::Inpaint, 5)] {
+        let mut shapes = single();
+        shapes.insert(first.into(), vec![32, channels, 3, 3]);
+        let model = open(&shapes).unwrap();
+        model.dry_run().unwrap();
+        assert_eq!((model.info().joined, joined.channels(4)), (joined, more));
+        let program = model.diffusion_program(&evaluation(1, [8, 8], 77)).unwrap();
+        let reads =
+            |n: &sd_core::graph::Node| matches!(&n.op, sd_core::graph::Op::Input(name) if &**name == "joined");
+        assert_eq!(program.nodes().iter().any(reads), more > 0);
+        let reference = Evaluation { references: vec![[8, 8]], ..evaluation(1, [8, 8], 77) };
+        assert!(model.diffusion_program(&reference).unwrap_err().to_string().contains("no reference pictures"));
+        let skip = Evaluation { skip: vec![1], ..evaluation(1, [8, 8], 77) };
+        assert!(model.diffusion_program(&skip).unwrap_err().to_string().contains("can be skipped"));
     }
 }

@@ -9,7 +9,7 @@ mod t5;
 
 use std::collections::{BTreeMap, HashMap};
 
-pub(crate) use ignored::is_ignored;
+pub(crate) use ignored::{is_ignored, is_left_out};
 
 /// A part of a model that a file of its own may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,7 +55,7 @@ impl Part {
     /// What stands before its names in files that hold more than one part.
     fn prefixes(self) -> &'static [&'static str] {
         match self {
-            Part::Diffusion => &["model.diffusion_model.", "diffusion_model.", "unet.", TRANSFORMER],
+            Part::Diffusion => &["model.diffusion_model.", "diffusion_model.", "unet."],
             Part::Autoencoder => &["first_stage_model.", "vae."],
             Part::ClipL => &[
                 "cond_stage_model.transformer.",
@@ -83,8 +83,6 @@ impl Part {
             Part::T5 => &[
                 "text_encoders.t5xxl.transformer.",
                 "text_encoders.t5xxl.",
-                "text_encoder_2.",
-                "text_encoder_3.",
                 "t5xxl.transformer.",
                 "t5xxl.",
                 "te3.",
@@ -92,12 +90,24 @@ impl Part {
         }
     }
 
-    /// Whether a name without prefix starts as its names do.
-    fn starts(self, name: &str) -> bool {
-        name.split('.').next().is_some_and(|head| self.heads().contains(&head))
+    /// Prefixes that other parts have too: they count only where a name of this part follows.
+    fn shared_prefixes(self) -> &'static [&'static str] {
+        match self {
+            // The subfolder of a diffusion transformer, and OpenCLIP's text encoder.
+            Part::Diffusion => &["transformer."],
+            // In Flux it is the second text encoder, in SD 3 the third; SDXL's second is a CLIP.
+            Part::T5 => &["text_encoder_2.", "text_encoder_3."],
+            Part::Autoencoder | Part::ClipL | Part::ClipG => &[],
+        }
     }
 
-    /// First components of its names when nothing stands before them.
+    /// How many bytes a name without prefix has in common with the starts of its names.
+    fn starts(self, name: &str) -> Option<usize> {
+        let starts = |head: &&&str| name.strip_prefix(**head).is_some_and(|r| r.is_empty() || r.starts_with('.'));
+        self.heads().iter().filter(starts).map(|head| head.len()).max()
+    }
+
+    /// Starts of its names when nothing stands before them.
     fn heads(self) -> &'static [&'static str] {
         match self {
             Part::Diffusion => &[
@@ -134,30 +144,35 @@ impl Part {
             Part::Autoencoder => &["encoder", "decoder", "quant_conv", "post_quant_conv"],
             Part::ClipL => &["text_model"],
             Part::ClipG => &[],
-            Part::T5 => &["shared", "enc", "token_embd"],
+            Part::T5 => &[
+                "shared",
+                "encoder.block",
+                "encoder.final_layer_norm",
+                "encoder.embed_tokens",
+                "token_embd",
+                "enc",
+            ],
         }
     }
 }
 
-/// The subfolder of a diffusion transformer. OpenCLIP's text encoder has its layers under this name too, so it counts only
-/// where a name of the network follows.
-const TRANSFORMER: &str = "transformer.";
-
 /// The part that a tensor of a file belongs to, and what stands before its name. With `only`, names without a known
 /// prefix belong to that part.
 pub(crate) fn part_of(name: &str, only: Option<Part>) -> Option<(Part, &'static str)> {
-    for part in Part::ALL {
-        let stands = |prefix: &&&str| {
-            name.strip_prefix(**prefix).is_some_and(|rest| **prefix != TRANSFORMER || part.starts(rest))
-        };
-        if let Some(prefix) = part.prefixes().iter().find(stands) {
-            return only.is_none_or(|o| o == part).then_some((part, prefix));
-        }
+    let shared = Part::ALL.into_iter().find_map(|part| {
+        let follows = |prefix: &&&str| name.strip_prefix(**prefix).is_some_and(|rest| part.starts(rest).is_some());
+        Some((part, *part.shared_prefixes().iter().find(follows)?))
+    });
+    let own =
+        || Part::ALL.into_iter().find_map(|p| Some((p, *p.prefixes().iter().find(|x| name.starts_with(**x))?)));
+    if let Some((part, prefix)) = shared.or_else(own) {
+        return only.is_none_or(|o| o == part).then_some((part, prefix));
     }
     if let Some(part) = only {
         return Some((part, ""));
     }
-    Part::ALL.into_iter().find(|p| p.starts(name)).map(|p| (p, ""))
+    let starts = Part::ALL.into_iter().filter_map(|p| Some((p.starts(name)?, p)));
+    starts.max_by_key(|(bytes, _)| *bytes).map(|(_, p)| (p, ""))
 }
 
 /// How a tensor here follows from that of the file.
@@ -343,6 +358,23 @@ mod tests {
         assert_eq!(part_of(folder, None), Some((Part::Diffusion, "transformer.")));
         assert_eq!(part_of(layer, None), None);
         assert_eq!(part_of(layer, Some(Part::ClipL)), Some((Part::ClipL, "")));
+    }
+
+    #[test]
+    fn the_second_text_encoder_is_told_by_its_names() {
+        let part = |name: &str| part_of(name, None).map(|p| p.0);
+        for (name, want) in [
+            ("text_encoder_2.encoder.block.0.layer.0.SelfAttention.q.weight", Part::T5),
+            ("text_encoder_2.shared.weight", Part::T5),
+            ("text_encoder_3.encoder.final_layer_norm.weight", Part::T5),
+            ("text_encoder_2.text_model.encoder.layers.0.mlp.fc1.weight", Part::ClipG),
+            ("text_encoder_2.text_projection.weight", Part::ClipG),
+            ("encoder.block.0.layer.0.layer_norm.weight", Part::T5),
+            ("enc.blk.0.attn_q.weight", Part::T5),
+            ("encoder.down.0.block.0.conv1.weight", Part::Autoencoder),
+        ] {
+            assert_eq!(part(name), Some(want), "{name}");
+        }
     }
 
     #[test]

@@ -98,6 +98,7 @@ fn files_of_one_part() {
     let apart = Files {
         model: Some(file("m.safetensors", &below("first_stage_model."))),
         parts: [(Part::Diffusion, file("u.safetensors", &below("model.diffusion_model.")))].into(),
+        ..Files::default()
     };
     let s = Survey::new(&apart);
     assert_eq!((s.family, &s.missing[..]), (Some(Family::Sd1), &[Part::ClipL][..]));

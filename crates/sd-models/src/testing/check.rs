@@ -91,6 +91,35 @@ pub(crate) fn check_cuts(case: &Case) {
     }
 }
 
+/// Runs a graph whose picture repeats on an input and on that input moved around by `by` rows and columns: the results
+/// must be moved by `times` as many, whatever else is given.
+pub(crate) fn check_circular(case: &Case, moved: &str, by: [usize; 2], times: fn([usize; 2]) -> [usize; 2]) {
+    let fixture = Fixture::open(case.fixture);
+    let (graph, outputs, mut inputs) = built(case, &fixture);
+    let program = graph.finish(&outputs.iter().map(|o| o.1).collect::<Vec<_>>()).unwrap();
+    let mut runner = runner(case, &Device::cpu().unwrap(), DType::F32);
+    let whole = run(&mut runner, &program, &inputs);
+    let input = inputs.iter_mut().find(|(name, _)| name == moved).unwrap();
+    input.1 = roll(&input.1, by);
+    for ((name, _), (got, want)) in outputs.iter().zip(run(&mut runner, &program, &inputs).iter().zip(&whole)) {
+        let want = roll(want, times(by));
+        let far = got.values().iter().zip(want.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let size = want.values().iter().map(|x| x.abs()).fold(0.0, f32::max);
+        assert!(far < 1e-4 * size, "{}: {name} departs by {far} of {size}", case.fixture);
+    }
+}
+
+/// `x [b, c, h, w]` whose rows and columns come `by` later, the last ones first.
+fn roll(x: &Tensor, by: [usize; 2]) -> Tensor {
+    let [_, _, h, w] = x.shape().array().unwrap();
+    let at = |i: usize| {
+        let (plane, y, x) = (i / (h * w), i / w % h, i % w);
+        plane * h * w + (y + h - by[0] % h) % h * w + (x + w - by[1] % w) % w
+    };
+    let values = x.values();
+    Tensor::f32(x.dims(), (0..values.len()).map(|i| values[at(i)]).collect()).unwrap()
+}
+
 fn bits(t: &Tensor) -> Vec<u32> {
     t.values().iter().map(|v| v.to_bits()).collect()
 }

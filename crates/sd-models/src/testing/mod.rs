@@ -3,5 +3,5 @@
 mod check;
 mod fixture;
 
-pub(crate) use check::{Case, check, check_cuts};
+pub(crate) use check::{Case, check, check_circular, check_cuts};
 pub(crate) use fixture::{Fixture, Tensors, real_checkpoint, real_names};

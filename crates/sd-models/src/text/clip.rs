@@ -59,8 +59,19 @@ pub struct Wanted {
     pub clip_skip: usize,
     /// Whether those go through the final norm.
     pub normed: bool,
-    /// Whether the projected states are wanted too.
-    pub projected: bool,
+    /// Which states are wanted to take the pooled one from.
+    pub pooled: Pooled,
+}
+
+/// What is done to the states of the last layer for the pooled one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooled {
+    /// None is wanted.
+    None,
+    /// The final norm.
+    Normed,
+    /// The final norm and the projection.
+    Projected,
 }
 
 /// Token states.
@@ -68,8 +79,8 @@ pub struct Wanted {
 pub struct States {
     /// `[b, t, c]`.
     pub tokens: Var,
-    /// `[b, t, p]`: all layers, the final norm and the projection. The row of the first end token is the pooled vector.
-    pub projected: Option<Var>,
+    /// `[b, t, p]`, as wanted. The row of the first end token is the pooled state.
+    pub pooled: Option<Var>,
 }
 
 /// The states of `ids [b, t]`.
@@ -89,7 +100,7 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, wanted: Wanted) -> Re
     let w = root.sub("text_model");
     let mut x = embed(g, &w.sub("embeddings"), cfg, ids)?; // [b, t, c]
     let mut tokens = x;
-    for i in 0..if wanted.projected { cfg.layers } else { end } {
+    for i in 0..if wanted.pooled == Pooled::None { end } else { cfg.layers } {
         let w = w.at("encoder.layers", i);
         x = layer(g, &w, cfg, x)?;
         if i < end {
@@ -101,11 +112,13 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, ids: Var, wanted: Wanted) -> Re
     if wanted.normed {
         tokens = g.layer_norm(&norm, tokens, EPS)?;
     }
-    let projected = match wanted.projected {
-        true => Some(g.linear(&root.linear_no_bias("text_projection")?, g.layer_norm(&norm, x, EPS)?)?),
-        false => None,
+    let last = |norm| g.layer_norm(norm, x, EPS);
+    let pooled = match wanted.pooled {
+        Pooled::None => None,
+        Pooled::Normed => Some(last(&norm)?),
+        Pooled::Projected => Some(g.linear(&root.linear_no_bias("text_projection")?, last(&norm)?)?),
     };
-    Ok(States { tokens, projected })
+    Ok(States { tokens, pooled })
 }
 
 fn embed(g: &Graph, w: &Scope, cfg: &Config, ids: Var) -> Result<Var> {
@@ -159,7 +172,7 @@ mod tests {
     use crate::names::Part;
     use crate::testing::{Case, Fixture, check, check_cuts};
 
-    const SKIP_1: Wanted = Wanted { clip_skip: 1, normed: true, projected: false };
+    const SKIP_1: Wanted = Wanted { clip_skip: 1, normed: true, pooled: Pooled::None };
     const SKIP_2: Wanted = Wanted { clip_skip: 2, ..SKIP_1 };
 
     type Outputs = fn(&Graph, &Scope, &Config, Var) -> Result<Vec<(&'static str, Var)>>;
@@ -189,11 +202,11 @@ mod tests {
     #[test]
     fn projected_states_agree_with_transformers() {
         case("clip_text_bigg", Activation::Gelu, check, |g, w, cfg, ids| {
-            let wanted = Wanted { clip_skip: 2, normed: false, projected: true };
-            let States { tokens, projected } = build(g, w, cfg, ids, wanted)?;
+            let wanted = Wanted { clip_skip: 2, normed: false, pooled: Pooled::Projected };
+            let States { tokens, pooled } = build(g, w, cfg, ids, wanted)?;
             // The end tokens of the two prompts, as the fixture's notes say.
-            let [b, t, c] = g.dims(projected.unwrap())?;
-            let rows = g.reshape(projected.unwrap(), &[b * t, c])?;
+            let [b, t, c] = g.dims(pooled.unwrap())?;
+            let rows = g.reshape(pooled.unwrap(), &[b * t, c])?;
             let row = |i: usize| g.slice(rows, 0, i, 1);
             Ok(vec![("penultimate", tokens), ("text_embeds", g.concat(&[row(9)?, row(t + 76)?], 0)?)])
         });
@@ -203,8 +216,8 @@ mod tests {
     fn cuts_change_nothing() {
         case("clip_text_2heads", Activation::QuickGelu, check_cuts, both);
         case("clip_text_bigg", Activation::Gelu, check_cuts, |g, w, cfg, ids| {
-            let states = build(g, w, cfg, ids, Wanted { clip_skip: 3, normed: false, projected: true })?;
-            Ok(vec![("tokens", states.tokens), ("projected", states.projected.unwrap())])
+            let states = build(g, w, cfg, ids, Wanted { clip_skip: 3, normed: false, pooled: Pooled::Projected })?;
+            Ok(vec![("tokens", states.tokens), ("projected", states.pooled.unwrap())])
         });
     }
 

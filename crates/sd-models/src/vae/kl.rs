@@ -151,18 +151,22 @@ mod tests {
     use super::*;
     use crate::component::Component;
     use crate::names::Part;
-    use crate::testing::{Case, Fixture, Tensors, check, check_cuts, real_names};
+    use crate::testing::{Case, Fixture, Tensors, check, check_circular, check_cuts, real_names};
 
     fn case(fixture: &str, run: fn(&Case)) {
+        case_of(fixture, [false; 2], run);
+    }
+
+    fn case_of(fixture: &str, circular: [bool; 2], run: fn(&Case)) {
         let weights = Fixture::open(fixture).weights(str::to_owned).shared();
         let [part] = Component::split(&weights, Some(Part::Autoencoder)).try_into().ok().unwrap();
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
             if w.contains("decoder") {
-                return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0], [false; 2])?)]);
+                return Ok(vec![("image", decode(g, w, &Config::detect(w)?, inputs[0], circular)?)]);
             }
             let [moments, ..] = w.sub("encoder.conv_out").dims::<4>("weight")?;
             let latent = moments / 2;
-            let moments = encode(g, w, &Config { latent, levels: 4 }, inputs[0], [false; 2])?;
+            let moments = encode(g, w, &Config { latent, levels: 4 }, inputs[0], circular)?;
             Ok(vec![("mean", g.slice(moments, 1, 0, latent)?), ("logvar", g.slice(moments, 1, latent, latent)?)])
         };
         run(&Case { fixture, source: part.source(), prefix: "", build: &build });
@@ -186,6 +190,13 @@ mod tests {
     fn cuts_change_nothing() {
         case("vae_decoder", check_cuts);
         case("vae_encoder", check_cuts);
+    }
+
+    #[test]
+    fn pictures_repeat_without_a_seam() {
+        case_of("vae_decoder", [true; 2], |c| check_circular(c, "latent", [1, 2], |by| by.map(|n| 8 * n)));
+        case_of("vae_encoder", [true; 2], |c| check_circular(c, "image", [8, 16], |by| by.map(|n| n / 8)));
+        case_of("vae_decoder", [false, true], |c| check_circular(c, "latent", [0, 1], |by| by.map(|n| 8 * n)));
     }
 
     #[test]

@@ -127,6 +127,7 @@ impl EngineBuilder {
         let files = Files {
             model: self.model.as_ref().map(ModelFile::open).transpose()?,
             parts: self.parts.iter().map(open).collect::<Result<_>>()?,
+            ..Files::default()
         };
         let mut model = Model::open(&files)?;
         if let Some(prediction) = self.options.prediction {

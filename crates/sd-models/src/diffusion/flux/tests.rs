@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sd_core::{DType, WeightSource};
+use sd_core::{CancelToken, Cuts, Device, Runner, RunnerOptions, TypePolicy, WeightSource};
 
 use super::*;
 use crate::component::Component;
@@ -108,6 +108,89 @@ fn joined_channels_agree_with_diffusers() {
         let sample = given.predict(img, &[], ReferencePlan::Fixed, &[])?;
         Ok(vec![("sample", sample), ("velocity", given.unpacked(sample)?)])
     });
+}
+
+/// The prediction of a fixture's network for an evaluation, whose size and tokens are the fixture's.
+fn evaluated(fixture: &Fixture, e: Evaluation, joined: Option<Tensor>) -> Tensor {
+    let part = component(fixture.weights(str::to_owned).shared());
+    let input = |name: &str| fixture.tensor(&format!("input.{name}"));
+    let (x, context) = (input("latent"), input("text"));
+    let [batch, _, h, w] = x.shape().array().unwrap();
+    let e = Evaluation { batch, size: [h, w], tokens: context.shape().dim(1), ..e };
+
+    let network: &dyn Network = &Config::detect(part.scope()).unwrap();
+    let g = Graph::new();
+    let given = crate::diffusion::Given::declare(&g, &network.facts(), &e).unwrap();
+    let program = g.finish(&[network.build(&g, part.scope(), &given, &e).unwrap()]).unwrap();
+    let mut inputs = network.tables(&e).unwrap();
+    inputs.extend([("x", x), ("context", context), ("vector", input("pooled")), ("timesteps", input("timestep"))]);
+    inputs.extend(network.facts().guidance.then(|| ("guidance", input("guidance"))));
+    inputs.extend(joined.map(|t| ("joined", t)));
+    let references = ["reference.0", "reference.1", "reference.2"].into_iter().take(e.references.len());
+    inputs.extend(references.map(|name| (name, input(name))));
+
+    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(DType::F32), cuts: Cuts::None };
+    let mut runner = Runner::new(Device::cpu().unwrap(), part.source(), options).unwrap();
+    let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, t)| (*name, t)).collect();
+    runner.run(&program, &inputs, &CancelToken::default()).unwrap().remove(0)
+}
+
+fn near(got: &Tensor, want: &Tensor, what: &str) {
+    assert_eq!(got.shape(), want.shape(), "{what}");
+    let far = got.values().iter().zip(want.values()).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let size = want.values().iter().map(|x| x.abs()).fold(0.0, f32::max);
+    assert!(far < 1e-4 * size, "{what}: {far} of {size}");
+}
+
+/// Channels of several latents, one picture each, one after the other.
+fn joined(parts: &[Tensor]) -> Tensor {
+    let [_, _, h, w] = parts[0].shape().array().unwrap();
+    let values: Vec<f32> = parts.iter().flat_map(|t| t.values().iter().copied()).collect();
+    Tensor::f32(&[1, values.len() / (h * w), h, w], values).unwrap()
+}
+
+#[test]
+fn evaluations_agree_with_diffusers() {
+    let open = |name: &str| (Fixture::open(name), Evaluation::default());
+    for name in ["flux_batch", "flux_schnell"] {
+        let (file, e) = open(name);
+        near(&evaluated(&file, e, None), &file.tensor("output.velocity"), name);
+    }
+
+    let (file, e) = open("flux_control");
+    let control = joined(&[file.tensor("input.control")]);
+    near(&evaluated(&file, e, Some(control)), &file.tensor("output.velocity"), "control");
+
+    let (file, e) = open("flux_fill");
+    let mask = file.tensor("input.mask");
+    let [_, _, h, w] = mask.shape().array().unwrap();
+    let at = |cell: usize, y: usize, x: usize| mask.values()[(8 * y + cell / 8) * w + 8 * x + cell % 8];
+    let cells = (0..64).flat_map(|c| (0..h / 8).flat_map(move |y| (0..w / 8).map(move |x| (c, y, x))));
+    let mask = Tensor::f32(&[1, 64, h / 8, w / 8], cells.map(|(c, y, x)| at(c, y, x)).collect()).unwrap();
+    let given = joined(&[file.tensor("input.masked_latent"), mask]);
+    near(&evaluated(&file, e, Some(given)), &file.tensor("output.velocity"), "fill");
+
+    let (file, _) = open("flux_kontext");
+    let size = |name| {
+        let [_, _, h, w] = file.tensor(name).shape().array().unwrap();
+        [h, w]
+    };
+    let sizes = ["input.reference.0", "input.reference.1", "input.reference.2"].map(size);
+    for &(name, count, reference_plan) in PLANS {
+        let e = Evaluation { references: sizes[..count].to_vec(), reference_plan, ..Evaluation::default() };
+        near(&evaluated(&file, e, None), &file.tensor(&format!("output.{name}")), name);
+    }
+}
+
+#[test]
+fn a_picture_that_repeats_has_its_size_in_tokens_as_period() {
+    let part = component(Fixture::open("flux").weights(str::to_owned).shared());
+    let cfg = Config::detect(part.scope()).unwrap();
+    let e = Evaluation { batch: 1, size: [16, 12], tokens: 3, circular: [true, false], ..Evaluation::default() };
+    let want = |periods| cfg.rope(&positions(3, e.size, &[], e.reference_plan), periods).unwrap();
+    let [(_, cos), (_, sin)] = cfg.tables(&e).unwrap().try_into().unwrap();
+    assert_eq!([cos, sin], want([Some(8), None]));
+    assert_ne!(want([Some(8), None]), want([None; 2]));
 }
 
 const PLANS: &[(&str, usize, ReferencePlan)] = &[

@@ -90,6 +90,11 @@ impl Unigram {
         })
     }
 
+    /// How many pieces there are.
+    pub fn size(&self) -> usize {
+        self.scores.len()
+    }
+
     /// The ids of `text`, without an end. Special pieces written out give their ids. Takes time linear in the text.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut out = Vec::new();
