@@ -5,12 +5,14 @@ import clip_tokens
 import fixture
 import flux
 import flux_pipeline
+import guidance
 import prompts
 import real_names
 import rng
 import samplers
 import schedules
 import schedules_flux
+import schedules_named
 import schedules_sdxl
 import sd1_pipeline
 import sd2_pipeline
@@ -25,7 +27,7 @@ import vae
 if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
-        rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, samplers, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
+        rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
         sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names,
     )
     for script in scripts:
