@@ -10,6 +10,7 @@ import prompts
 import real_names
 import rng
 import samplers
+import scaled
 import schedules
 import schedules_flux
 import schedules_named
@@ -28,7 +29,7 @@ if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
         rng, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
-        sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names,
+        sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names, scaled,
     )
     for script in scripts:
         script.main()

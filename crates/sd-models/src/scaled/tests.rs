@@ -1,0 +1,122 @@
+use std::path::Path;
+
+use sd_io::{Checkpoint, TensorSpec, write_safetensors};
+
+use super::*;
+
+fn fixture() -> Arc<Checkpoint> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../oracle/fixtures/scaled.safetensors");
+    Arc::new(Checkpoint::open(path).unwrap())
+}
+
+fn f32s(source: &dyn WeightSource, name: &str) -> Vec<f32> {
+    let meta = source.meta(name).unwrap();
+    to_f32(meta.dtype, &source.bytes(name).unwrap(), meta.shape.elements()).unwrap()
+}
+
+#[test]
+fn every_spelling_has_the_values_of_the_reference() {
+    let file = fixture();
+    let source = ScaledSource::wrap(file.clone(), DType::F32).unwrap();
+    let names: Vec<String> = source.names().iter().map(|n| (*n).to_owned()).collect();
+    let mut compared = 0;
+    for output in names.iter().filter(|n| n.starts_with("output.")) {
+        let case = output.strip_prefix("output.").unwrap();
+        let weight = format!("{case}.weight");
+        let (want, got) = (f32s(&*file, output), f32s(&*source, &weight));
+        assert_eq!(source.meta(&weight).unwrap().shape, file.meta(output).unwrap().shape, "{case}");
+        // Rotations add in another order than the reference's matrix product; all else is one product.
+        let within = if case.starts_with("turned") { 2e-7 } else { 0.0 };
+        let worst = want.iter().zip(&got).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= within, "{case}: {worst}");
+        compared += 1;
+    }
+    assert_eq!(compared, 14);
+    // What scales is not seen, and what does not is.
+    assert!(names.contains(&"old.bias".to_owned()));
+    let rest: Vec<&String> = names.iter().filter(|n| !n.ends_with(".weight") && !n.starts_with("output.")).collect();
+    assert_eq!(rest, ["old.bias"]);
+}
+
+#[test]
+fn bf16_is_rounded_once() {
+    let file = fixture();
+    let source = ScaledSource::wrap(file.clone(), DType::BF16).unwrap();
+    let want = f32s(&*file, "output.rows");
+    let want = from_f32(DType::BF16, &want, want.len()).unwrap();
+    assert_eq!(source.meta("rows.weight").unwrap().dtype, DType::BF16);
+    assert_eq!(source.bytes("rows.weight").unwrap()[..], want[..]);
+}
+
+#[test]
+fn rotating_twice_changes_nothing() {
+    let mut group: Vec<f32> = (0..64u8).map(f32::from).collect();
+    // The first row of the matrix of 4: (1 + 1 + 1 - 1) / 2 for ones.
+    let mut ones = [1.0f32; 4];
+    rotate(&mut ones);
+    assert_eq!(ones, [1.0; 4]);
+    let mut unit = [1.0f32, 0.0, 0.0, 0.0];
+    rotate(&mut unit);
+    assert_eq!(unit, [0.5, 0.5, 0.5, -0.5]);
+    rotate(&mut group);
+    rotate(&mut group);
+    assert!(group.iter().zip(0..64u8).all(|(v, i)| (v - f32::from(i)).abs() < 1e-4));
+}
+
+/// The error of a file with these tensors of zeros or, for notes, of text.
+fn refused(tensors: &[(&str, DType, &[usize], &str)]) -> String {
+    let dir = std::env::temp_dir().join(format!("sd-models-scaled-{}-{:p}", std::process::id(), tensors));
+    let path = dir.join("m.safetensors");
+    let specs: Vec<TensorSpec> = tensors
+        .iter()
+        .map(|(name, dtype, dims, _)| TensorSpec {
+            name: (*name).to_owned(),
+            dtype: *dtype,
+            shape: sd_core::Shape::new(dims).unwrap(),
+        })
+        .collect();
+    write_safetensors(&path, &[], &specs, |spec| {
+        let text = tensors.iter().find(|t| t.0 == spec.name).map(|t| t.3).unwrap_or_default();
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(spec.bytes()? as usize, 0);
+        Ok(bytes)
+    })
+    .unwrap();
+    let opened = ScaledSource::wrap(Arc::new(Checkpoint::open(&path).unwrap()), DType::F32);
+    std::fs::remove_dir_all(dir).unwrap();
+    let message = opened.err().unwrap().to_string();
+    assert!(message.contains("m.safetensors: tensor "), "{message}");
+    message
+}
+
+#[test]
+fn companions_that_are_not_understood_are_errors() {
+    use DType::{F8E4M3, F16, F32, I8, U8};
+    let note = r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 8}"#;
+    let cases: &[(&[(&str, DType, &[usize], &str)], &str)] = &[
+        (&[("a.scale_weight", F32, &[], "")], "a.scale_weight scales a.weight, which is missing"),
+        (&[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[5], "")], "a.weight_scale is [5] f32, a.weight is [4, 6] f8_e4m3; want one scale"),
+        (&[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[3, 2], "")], "want one scale, one per row or one per block"),
+        (&[("a.weight", F16, &[4, 6], ""), ("a.weight_scale", F32, &[1], "")], "want an FP8 or int8 weight"),
+        (&[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[1], ""), ("a.scale_weight", F32, &[1], "")], "scales the same weight as"),
+        (&[("a.weight", I8, &[4, 6], "")], "a.weight is stored as int8 without the scales"),
+        (&[("a.weight", I8, &[4, 8], ""), ("a.weight_scale", F32, &[4], ""), ("a.comfy_quant", U8, &[70], note)], "rotated in groups of 8, want a power of 4"),
+        (&[("a.weight", U8, &[4, 8], ""), ("a.weight_scale", F32, &[4], ""), ("a.comfy_quant", U8, &[18], r#"{"format": "new4"}"#)], "a.weight is stored as u8 in the format new4, which is not read"),
+        (&[("a.weight", U8, &[4, 8], ""), ("a.weight_scale", F8E4M3, &[4], ""), ("a.comfy_quant", U8, &[19], r#"{"format": "nvfp4"}"#)], "a.weight is nvfp4 without its weight_scale_2"),
+        (&[("a.weight", F8E4M3, &[4, 6], ""), ("a.comfy_quant", U8, &[3], "{{}")], "a.comfy_quant is not JSON"),
+        (&[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[1], ""), ("a.weight_scale_2", F32, &[1], "")], "which only nvfp4 has"),
+        (&[("a.weight", U8, &[4, 6], ""), ("a.weight.absmax", F32, &[1], "")], "a.weight.absmax belongs to bitsandbytes"),
+        (&[("a.wscales", F16, &[4], "")], "a.wscales belongs to SVDQuant"),
+    ];
+    for (tensors, want) in cases {
+        let message = refused(tensors);
+        assert!(message.contains(want), "{message:?} lacks {want:?}");
+    }
+}
+
+#[test]
+fn an_ordinary_checkpoint_is_returned_as_it_is() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../oracle/fixtures/unet.safetensors");
+    let file: Arc<dyn WeightSource> = Arc::new(Checkpoint::open(path).unwrap());
+    assert!(Arc::ptr_eq(&ScaledSource::wrap(file.clone(), DType::F32).unwrap(), &file));
+}
