@@ -1,4 +1,4 @@
-//! Arithmetic speed of matrix products and convolutions on one thread: each of the kernels that the machine has, beside
+//! Arithmetic speed of matrix products, convolutions and attention on one thread: each of the kernels that the machine has, beside
 //! ggml's own operations in the same run. Times are of the thread's processor, medians of several runs.
 //!
 //! `cargo run --release -p sd-core --example speed`
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use sd_core::convert::from_f32;
 use sd_core::graph::{Graph, Var};
 use sd_core::{
-    Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Result, Runner, RunnerOptions,
-    Scope, Shape, Tensor, TensorMeta, WeightSource,
+    AttentionOptions, Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Result, Runner,
+    RunnerOptions, Scope, Shape, Tensor, TensorMeta, WeightSource,
 };
 
 const KERNELS: [CpuKernels; 4] = [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512];
@@ -112,7 +112,7 @@ fn linear(m: usize, n: usize, k: usize, dtype: DType) -> Result<()> {
     let flop = 2.0 * m as f64 * n as f64 * k as f64;
     let weights = Weights::one(&[n, k], dtype)?;
     measure(&format!("linear {m} x {k} by {n}, {dtype}"), flop, &[m, k], weights, |g, w, x| {
-        g.linear(&w.linear("a")?, x)
+        g.linear(&w.linear_no_bias("a")?, x)
     })
 }
 
@@ -122,7 +122,17 @@ fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dt
     let weights = Weights::one(&[n, channels, kernel, kernel], dtype)?;
     let what = format!("conv {kernel}x{kernel}/{stride} {channels} to {n} at {size}², {dtype}");
     measure(&what, flop, &[1, channels, size, size], weights, |g, w, x| {
-        g.conv2d(&w.conv2d("a")?, x, Conv2dOptions { stride, padding: kernel / 2, dilation: 1 })
+        g.conv2d(&w.conv2d_no_bias("a")?, x, Conv2dOptions { stride, padding: kernel / 2, dilation: 1 })
+    })
+}
+
+/// Self-attention of `tokens`, or of `tokens` to `keys` others, whose queries, keys and values all come from one input.
+fn attention(tokens: usize, keys: usize, heads: usize, width: usize) -> Result<()> {
+    let flop = 4.0 * (tokens * keys * heads * width) as f64;
+    let what = format!("attention {tokens} to {keys}, {heads} x {width}");
+    measure(&what, flop, &[1, tokens, heads, width], Weights::default(), |g, _, x| {
+        let kv = g.slice(x, 1, 0, keys)?;
+        g.attention(x, kv, kv, AttentionOptions::default())
     })
 }
 
@@ -152,5 +162,13 @@ fn main() -> Result<()> {
         conv(128, 128, 256, 3, 1, dtype)?;
         conv(128, 3, 256, 3, 1, dtype)?;
     }
+    attention(4096, 4096, 2, 40)?;
+    attention(1024, 1024, 4, 64)?;
+    attention(1024, 1024, 4, 80)?;
+    attention(2048, 2048, 2, 128)?;
+    attention(256, 256, 8, 160)?;
+    attention(4096, 4096, 1, 512)?;
+    attention(4096, 77, 8, 40)?;
+    attention(77, 77, 12, 64)?;
     Ok(())
 }

@@ -60,7 +60,8 @@ fn check(
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
     let want = reference::evaluate(&program, &*source, &inputs);
     // Where kernels take the place of ggml's operations, both must be right.
-    let has_kernel = |n: &Node| matches!(n.op, Op::Linear { .. } | Op::Conv2d { .. } | Op::MatMulT);
+    let has_kernel =
+        |n: &Node| matches!(n.op, Op::Linear { .. } | Op::Conv2d { .. } | Op::MatMulT | Op::Attention { .. });
     let kernels: &[CpuKernels] = if program.nodes().iter().any(has_kernel) { &KERNELS } else { &KERNELS[..1] };
     for (device, &kernels) in devices().iter().flat_map(|d| kernels.iter().map(move |k| (d, k))) {
         if !kernels.is_available() || (device.kind() != DeviceKind::Cpu && kernels != CpuKernels::Auto) {

@@ -292,28 +292,35 @@ mod tests {
         let values: Vec<f32> = (0..160).map(|i| (i as f32 * 0.7).sin()).collect();
         let x = Tensor::f32(&[1, 5, 32], values).unwrap();
 
-        let run = |refuse: &[&'static str]| {
+        let run = |kernels: CpuKernels, refuse: &[&'static str]| {
             let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
             let mut runner = Runner::new(Device::cpu().unwrap(), source.clone(), options).unwrap();
+            runner.set_kernels(kernels).unwrap();
             runner.refuse = refuse.to_vec();
             let first = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap();
             assert_eq!(runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap(), first);
             (first, runner.plans[0].stages[0].lowered.graph.taken_over())
         };
-        let (want, none) = run(&[]);
-        assert_eq!(none, 0);
-        assert!(want[0].values().iter().any(|&v| v != 0.0) && want[0].is_finite());
-        // The names are ggml's; products are the scores and the weighted values, and a kernel's the linear layer.
-        for (names, count) in [
-            (&["CUSTOM"][..], 1),
-            (&["MUL_MAT"], 2),
-            (&["SOFT_MAX", "DIAG_MASK_INF"], 2),
-            (&["SET"], 3),
-            (&["NORM", "GELU_ERF"], 2),
-            (&["CONT"], 4),
+        let with_none = |kernels| {
+            let (want, none) = run(kernels, &[]);
+            assert_eq!(none, 0);
+            assert!(want[0].values().iter().any(|&v| v != 0.0) && want[0].is_finite());
+            want
+        };
+        let ours = with_none(CpuKernels::Portable);
+        let ggmls = with_none(CpuKernels::Ggml);
+        // The names are ggml's; its products are the scores, the weighted values and the linear layer.
+        for (kernels, names, count) in [
+            (CpuKernels::Portable, &["CUSTOM"][..], 2),
+            (CpuKernels::Ggml, &["MUL_MAT"], 3),
+            (CpuKernels::Ggml, &["SOFT_MAX", "DIAG_MASK_INF"], 2),
+            (CpuKernels::Ggml, &["SET"], 3),
+            (CpuKernels::Ggml, &["NORM", "GELU_ERF"], 2),
+            (CpuKernels::Ggml, &["CONT"], 4),
         ] {
-            let (got, taken) = run(names);
-            assert_eq!(got, want, "{names:?}");
+            let want = if kernels == CpuKernels::Ggml { &ggmls } else { &ours };
+            let (got, taken) = run(kernels, names);
+            assert_eq!(got, *want, "{names:?}");
             assert!(taken >= count, "{names:?}: {taken}");
         }
     }

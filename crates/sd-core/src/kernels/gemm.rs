@@ -1,8 +1,8 @@
 //! The loops around the tiles: which part of both factors is packed when, and which thread computes what.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
+use super::scratch::{share, with};
 use super::{Base, DEPTH, Isa, Tile, pack};
 
 /// Tiles of rows that are packed at a time, at most.
@@ -48,42 +48,12 @@ pub(super) struct Panel {
     pub(super) bias: Option<*const f32>,
 }
 
-/// One cache line, so that panels begin at one.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([f32; 16]);
-
-/// Packed factors of one thread, kept for its next product.
-#[derive(Default)]
-struct Scratch {
-    a: Vec<Line>,
-    b: Vec<Line>,
-    room: Vec<Line>,
-}
-
-fn reserve(v: &mut Vec<Line>, elements: usize) -> *mut f32 {
-    let lines = elements.div_ceil(16);
-    if v.len() < lines {
-        v.resize(lines, Line([0.0; 16]));
-    }
-    v.as_mut_ptr().cast()
-}
-
-/// The share of thread `part` of `parts`.
-fn share(total: usize, part: usize, parts: usize) -> Range<usize> {
-    let at = |i: usize| (total as u128 * i as u128 / parts.max(1) as u128) as usize;
-    at(part)..at(part + 1)
-}
-
 /// Computes what thread `part` of `parts` has to of `p`: some of the panels or some of the rows, of which there are
 /// more.
 ///
 /// # Safety
 /// The machine has `isa`, and what `p` points to is valid; nobody else touches the result's elements of this part.
 pub(super) unsafe fn compute(isa: &Isa, p: &impl Product, part: usize, parts: usize) {
-    thread_local! {
-        static SCRATCH: RefCell<Scratch> = RefCell::default();
-    }
     let (rows, panels) = (p.rows(), p.panels(isa));
     let by_panels = panels.saturating_mul(isa.columns) >= rows;
     let (rows, panels) = match by_panels {
@@ -93,17 +63,13 @@ pub(super) unsafe fn compute(isa: &Isa, p: &impl Product, part: usize, parts: us
     if rows.is_empty() || panels.is_empty() {
         return;
     }
-    SCRATCH.with(|s| match s.try_borrow_mut() {
-        // SAFETY: as the caller promises.
-        Ok(mut scratch) => unsafe { block(isa, p, rows, panels, &mut scratch) },
-        // SAFETY: as the caller promises.
-        Err(_) => unsafe { block(isa, p, rows, panels, &mut Scratch::default()) },
-    });
+    // SAFETY: as the caller promises.
+    unsafe { block(isa, p, rows, panels) }
 }
 
 /// # Safety
 /// As for [`compute`]; rows and panels exist.
-unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<usize>, scratch: &mut Scratch) {
+unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<usize>) {
     let (m, depth) = (rows.len(), p.depth());
     // Rows of a tile: as even as can be.
     let height = m.div_ceil(m.div_ceil(isa.rows));
@@ -111,64 +77,64 @@ unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<u
     let chunk = if whole { m } else { height * CHUNK };
     // A panel that few rows use is used while it is near.
     let wide = if m <= isa.rows { 1 } else { (isa.block / isa.columns).max(1) };
-    let a = reserve(&mut scratch.a, if whole { m * depth } else { chunk * DEPTH });
-    let b = reserve(&mut scratch.b, wide * isa.columns * DEPTH);
-    let room = reserve(&mut scratch.room, pack::ROOM);
-    // The tiles of rows `some` as panels one after another.
-    let pack_tiles = |some: Range<usize>, terms: Range<usize>, to: *mut f32| {
-        for first in some.clone().step_by(height) {
-            let tile = first..(first + height).min(some.end);
-            let to = to.wrapping_add((first - some.start) * terms.len());
-            // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
-            unsafe { p.pack_rows(isa, tile, terms.clone(), to, room) };
-        }
-    };
-    if whole {
-        for from in (0..depth).step_by(DEPTH) {
-            pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(from * m));
-        }
-    }
-    for first_panel in panels.clone().step_by(wide) {
-        let some_panels = first_panel..(first_panel + wide).min(panels.end);
-        for from in (0..depth).step_by(DEPTH) {
-            let terms = from..(from + DEPTH).min(depth);
-            let panel_size = terms.len() * isa.columns;
-            for (i, panel) in some_panels.clone().enumerate() {
-                let to = b.wrapping_add(i * panel_size);
-                // SAFETY: `b` holds `wide` panels.
-                unsafe { p.pack_columns(isa, panel, terms.clone(), to, room) };
+    let sizes = [if whole { m * depth } else { chunk * DEPTH }, wide * isa.columns * DEPTH, pack::ROOM];
+    with(sizes, |[a, b, room]| {
+        // The tiles of rows `some` as panels one after another.
+        let pack_tiles = |some: Range<usize>, terms: Range<usize>, to: *mut f32| {
+            for first in some.clone().step_by(height) {
+                let tile = first..(first + height).min(some.end);
+                let to = to.wrapping_add((first - some.start) * terms.len());
+                // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
+                unsafe { p.pack_rows(isa, tile, terms.clone(), to, room) };
             }
-            for first_row in rows.clone().step_by(chunk) {
-                let some_rows = first_row..(first_row + chunk).min(rows.end);
-                let a = if whole {
-                    a.wrapping_add(from * m)
-                } else {
-                    pack_tiles(some_rows.clone(), terms.clone(), a);
-                    a
-                };
+        };
+        if whole {
+            for from in (0..depth).step_by(DEPTH) {
+                pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(from * m));
+            }
+        }
+        for first_panel in panels.clone().step_by(wide) {
+            let some_panels = first_panel..(first_panel + wide).min(panels.end);
+            for from in (0..depth).step_by(DEPTH) {
+                let terms = from..(from + DEPTH).min(depth);
+                let panel_size = terms.len() * isa.columns;
                 for (i, panel) in some_panels.clone().enumerate() {
-                    let to = p.panel(isa, panel);
-                    for row in some_rows.clone().step_by(height) {
-                        let base = match (from, p.row_bias(), to.bias) {
-                            (0, Some(bias), _) => Base::Rows(bias.wrapping_add(row)),
-                            (0, None, Some(bias)) => Base::Columns(bias),
-                            (0, None, None) => Base::Zero,
-                            _ => Base::Sum,
-                        };
-                        let tile = Tile {
-                            depth: terms.len(),
-                            a: a.wrapping_add((row - some_rows.start) * terms.len()),
-                            b: b.wrapping_add(i * panel_size),
-                            c: to.c.wrapping_add(row * to.stride),
-                            stride: to.stride,
-                            columns: to.columns,
-                            base,
-                        };
-                        // SAFETY: both panels are packed, the tile's elements and biases exist.
-                        unsafe { (isa.tile)(height.min(some_rows.end - row), &tile) };
+                    let to = b.wrapping_add(i * panel_size);
+                    // SAFETY: `b` holds `wide` panels.
+                    unsafe { p.pack_columns(isa, panel, terms.clone(), to, room) };
+                }
+                for first_row in rows.clone().step_by(chunk) {
+                    let some_rows = first_row..(first_row + chunk).min(rows.end);
+                    let a = if whole {
+                        a.wrapping_add(from * m)
+                    } else {
+                        pack_tiles(some_rows.clone(), terms.clone(), a);
+                        a
+                    };
+                    for (i, panel) in some_panels.clone().enumerate() {
+                        let to = p.panel(isa, panel);
+                        for row in some_rows.clone().step_by(height) {
+                            let base = match (from, p.row_bias(), to.bias) {
+                                (0, Some(bias), _) => Base::Rows(bias.wrapping_add(row)),
+                                (0, None, Some(bias)) => Base::Columns(bias),
+                                (0, None, None) => Base::Zero,
+                                _ => Base::Sum,
+                            };
+                            let tile = Tile {
+                                depth: terms.len(),
+                                a: a.wrapping_add((row - some_rows.start) * terms.len()),
+                                b: b.wrapping_add(i * panel_size),
+                                c: to.c.wrapping_add(row * to.stride),
+                                stride: to.stride,
+                                columns: to.columns,
+                                base,
+                            };
+                            // SAFETY: both panels are packed, the tile's elements and biases exist.
+                            unsafe { (isa.tile)(height.min(some_rows.end - row), &tile) };
+                        }
                     }
                 }
             }
         }
-    }
+    });
 }

@@ -87,7 +87,7 @@ impl Product for Factors<'_> {
             *p = self.x.wrapping_add(row * self.sizes.k + terms.start);
         }
         // SAFETY: the rows exist and have the terms.
-        unsafe { (isa.transpose)(&from[..count], terms.len(), to) }
+        unsafe { (isa.transpose)(&from[..count], terms.len(), to, count) }
     }
 
     unsafe fn pack_columns(&self, isa: &Isa, panel: usize, terms: Range<usize>, to: *mut f32, room: *mut f32) {

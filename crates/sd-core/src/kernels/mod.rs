@@ -1,24 +1,29 @@
-//! Matrix products and convolutions on the CPU: one blocked driver over inner loops for each instruction set.
+//! Matrix products, convolutions and attention on the CPU: one blocked driver over inner loops for each instruction set.
 //!
 //! Weights of any stored type are converted to f32 tile by tile while they are packed; products and sums are f32. Work
 //! is divided by output elements only, and each element is summed over `k` in one order: blocks of [`DEPTH`] one after
 //! another, each from its first term to its last. So a result depends neither on the number of threads nor on what else
 //! is computed with it, but it does depend on the instruction set.
 
+mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod conv2d;
 mod gemm;
+mod inner;
 mod linear;
 mod pack;
 mod portable;
+mod scratch;
 #[cfg(test)]
 mod tests;
+mod vector;
 
 use std::sync::OnceLock;
 
+pub(crate) use attention::Attention;
 pub(crate) use conv2d::{Conv2d, Geometry};
 pub(crate) use linear::Linear;
 pub(crate) use pack::can_read;
@@ -125,13 +130,19 @@ pub(crate) struct Isa {
     block: usize,
     /// Computes a tile of at most `rows` rows.
     tile: unsafe fn(rows: usize, tile: &Tile),
-    /// `to[i * from.len() + r] = from[r][i]` for `i < len`.
-    transpose: unsafe fn(from: &[*const f32], len: usize, to: *mut f32),
+    /// `to[i * step + r] = from[r][i]` for `i < len`.
+    transpose: unsafe fn(from: &[*const f32], len: usize, to: *mut f32, step: usize),
     /// `to[i * step + lane] = from[i * plane + index[lane]]` for `i < count`; 0 where the index is negative. There
     /// are as many indices as columns of a tile.
     gather: unsafe fn(index: &[i32], from: *const f32, plane: usize, count: usize, to: *mut f32, step: usize),
     /// f16 to f32.
     halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
+    /// Scores become weights.
+    soften: unsafe fn(scores: &attention::Scores),
+    /// `out[r][j] /= by[j]` for as many columns as a tile has.
+    divide: unsafe fn(out: *mut f32, rows: usize, by: *const f32),
+    /// Of `[rows, width, height]`: `to` holds strips `[rows][height]` of the rows, which are `step` apart.
+    strips: unsafe fn(from: *const f32, step: usize, sizes: [usize; 3], to: *mut f32),
 }
 
 impl std::fmt::Debug for Isa {

@@ -78,7 +78,7 @@ impl Matrix {
             };
         }
         // SAFETY: each row is valid for `len` reads: stored, converted or zeros.
-        unsafe { (isa.transpose)(&from[..width.min(MAX_COLUMNS)], len, to) }
+        unsafe { (isa.transpose)(&from[..width.min(MAX_COLUMNS)], len, to, width) }
     }
 
     /// Bytes of `len` elements of a row.

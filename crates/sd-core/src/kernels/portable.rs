@@ -1,11 +1,19 @@
-//! Inner loops for any machine.
+//! Any machine: a register is a few elements that the compiler does as it can.
 
-use super::{Base, Isa, Tile};
+use super::inner::isa;
+use super::vector::{MAX_LANES, Vector};
 
-const ROWS: usize = 4;
-const COLUMNS: usize = 8;
+const LANES: usize = 4;
 
-pub(super) static ISA: Isa = Isa { rows: ROWS, columns: COLUMNS, block: 512, tile, transpose, gather, halves };
+#[derive(Clone, Copy)]
+struct Lanes([f32; LANES]);
+
+isa!(Lanes, 512, [1, 2, 3, 4]);
+
+#[inline(always)]
+fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {
+    Lanes(std::array::from_fn(|i| f(a.0[i], b.0[i])))
+}
 
 /// `x * y + sum`: rounded once where that is one instruction, twice elsewhere.
 #[inline(always)]
@@ -13,84 +21,136 @@ fn add_product(sum: f32, x: f32, y: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) { x.mul_add(y, sum) } else { x * y + sum }
 }
 
-/// # Safety
-/// `t` describes valid memory and has at most `ROWS` rows.
-unsafe fn tile(rows: usize, t: &Tile) {
-    // SAFETY: as the caller promises.
-    unsafe {
-        match rows {
-            1 => tile_of::<1>(t),
-            2 => tile_of::<2>(t),
-            3 => tile_of::<3>(t),
-            _ => tile_of::<4>(t),
-        }
-    }
-}
+impl Vector for Lanes {
+    const LANES: usize = LANES;
+    type Mask = [bool; LANES];
+    type Block = [Lanes; LANES];
 
-/// # Safety
-/// `t` describes valid memory and has `R` rows.
-unsafe fn tile_of<const R: usize>(t: &Tile) {
-    let mut sums = [[0.0f32; COLUMNS]; R];
-    // SAFETY: the panels hold `depth` rows of `R` and `COLUMNS` elements, initialised by packing.
-    let (a, b) = unsafe {
-        (std::slice::from_raw_parts(t.a, t.depth * R), std::slice::from_raw_parts(t.b, t.depth * COLUMNS))
-    };
-    for (a, b) in a.chunks_exact(R).zip(b.chunks_exact(COLUMNS)) {
-        for (sums, &a) in sums.iter_mut().zip(a) {
-            for (sum, &b) in sums.iter_mut().zip(b) {
-                *sum = add_product(*sum, a, b);
-            }
-        }
+    #[inline(always)]
+    unsafe fn mask(bits: u32) -> [bool; LANES] {
+        std::array::from_fn(|i| bits >> i & 1 == 1)
     }
-    for (r, sums) in sums.iter().enumerate() {
-        for (j, sum) in sums.iter().enumerate().take(t.columns) {
-            // SAFETY: the tile's elements are valid, as are the bases of existing rows and columns.
-            unsafe {
-                let c = t.c.add(r * t.stride + j);
-                let base = match t.base {
-                    Base::Sum => *c,
-                    Base::Zero => 0.0,
-                    Base::Rows(p) => *p.add(r),
-                    Base::Columns(p) => *p.add(j),
-                };
-                *c = base + sum;
-            }
-        }
-    }
-}
 
-/// # Safety
-/// Each of `from` is valid for `len` reads, `to` for `from.len() * len` writes.
-unsafe fn transpose(from: &[*const f32], len: usize, to: *mut f32) {
-    for (r, p) in from.iter().enumerate() {
-        for i in 0..len {
-            // SAFETY: as the caller promises.
-            unsafe { *to.add(i * from.len() + r) = *p.add(i) };
-        }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        Lanes([x; LANES])
     }
-}
 
-/// # Safety
-/// Every index that is not negative is valid in every plane, and `to` for `COLUMNS` writes at every step.
-unsafe fn gather(index: &[i32], from: *const f32, plane: usize, count: usize, to: *mut f32, step: usize) {
-    for i in 0..count {
-        for (lane, &at) in index.iter().enumerate() {
-            // SAFETY: as the caller promises.
-            unsafe {
-                *to.add(i * step + lane) = if at < 0 { 0.0 } else { *from.add(i * plane + at as usize) };
-            }
-        }
-    }
-}
-
-/// # Safety
-/// `from` is valid for `2 len` reads, `to` for `len` writes.
-unsafe fn halves(from: *const u8, len: usize, to: *mut f32) {
-    for i in 0..len {
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
         // SAFETY: as the caller promises.
-        unsafe {
-            let bits = from.add(2 * i).cast::<[u8; 2]>().read();
-            *to.add(i) = half::f16::from_ne_bytes(bits).to_f32();
+        Lanes(unsafe { from.cast::<[f32; LANES]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as the caller promises.
+        unsafe { to.cast::<[f32; LANES]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(from: *const f32, mask: [bool; LANES]) -> Self {
+        // SAFETY: as the caller promises for lanes of the mask.
+        Lanes(std::array::from_fn(|i| if mask[i] { unsafe { *from.wrapping_add(i) } } else { 0.0 }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_over(self, from: *const f32, mask: [bool; LANES]) -> Self {
+        // SAFETY: as the caller promises for lanes of the mask.
+        Lanes(std::array::from_fn(|i| if mask[i] { unsafe { *from.wrapping_add(i) } } else { self.0[i] }))
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(self, to: *mut f32, mask: [bool; LANES]) {
+        for (i, x) in self.0.into_iter().enumerate() {
+            if mask[i] {
+                // SAFETY: as the caller promises for lanes of the mask.
+                unsafe { *to.wrapping_add(i) = x };
+            }
         }
+    }
+
+    #[inline(always)]
+    unsafe fn replaced(self, other: Self, mask: [bool; LANES]) -> Self {
+        Lanes(std::array::from_fn(|i| if mask[i] { other.0[i] } else { self.0[i] }))
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        zip(self, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn sub(self, b: Self) -> Self {
+        zip(self, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul(self, b: Self) -> Self {
+        zip(self, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    unsafe fn div(self, b: Self) -> Self {
+        zip(self, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        Lanes(std::array::from_fn(|i| add_product(c.0[i], self.0[i], b.0[i])))
+    }
+
+    #[inline(always)]
+    unsafe fn max(self, b: Self) -> Self {
+        zip(self, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn min(self, b: Self) -> Self {
+        zip(self, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Lanes(self.0.map(f32::round_ties_even))
+    }
+
+    #[inline(always)]
+    unsafe fn scaled(self, n: Self) -> Self {
+        // In two steps, each of which is a normal number.
+        let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
+        zip(self, n, |x, n| {
+            let n = n as i32;
+            x * power(n >> 1) * power(n - (n >> 1))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> Self {
+        // SAFETY: as the caller promises.
+        let bits = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };
+        Lanes(bits.map(|b| half::f16::from_ne_bytes(b).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> [Lanes; LANES] {
+        // SAFETY: each pointer leads to as many elements as there are lanes.
+        std::array::from_fn(|i| Lanes(std::array::from_fn(|r| unsafe { *from[r].wrapping_add(i) })))
+    }
+
+    #[inline(always)]
+    unsafe fn load_turned_some(from: &[*const f32; MAX_LANES], there: [bool; LANES]) -> [Lanes; LANES] {
+        std::array::from_fn(|i| {
+            // SAFETY: masked lanes exist.
+            Lanes(std::array::from_fn(|r| if there[i] { unsafe { *from[r].wrapping_add(i) } } else { 0.0 }))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn gather(from: *const f32, index: &[i32], _: u32, mask: [bool; LANES]) -> Self {
+        Lanes(std::array::from_fn(|i| {
+            // SAFETY: indices are valid where the mask is set.
+            if mask[i] { unsafe { *from.wrapping_add(index[i] as usize) } } else { 0.0 }
+        }))
     }
 }

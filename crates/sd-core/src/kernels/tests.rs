@@ -235,6 +235,123 @@ fn convolutions_of_every_kind() {
     }
 }
 
+fn check_attention(isa: &'static Isa, r: &mut Random, a: Attention) {
+    let Attention { batch, heads, queries, keys, width: d, value_width: e, scale, causal, mask, .. } = a;
+    let rows = |t: usize| batch * t * heads;
+    let (q, k, v) = (r.values(rows(queries) * d), r.values(rows(keys) * d), r.values(rows(keys) * e));
+    let m = mask.map(|m| {
+        let mut values = r.values(m.iter().product());
+        // Some keys do not count, in some rows the first of them.
+        values.iter_mut().for_each(|v| *v = if *v > 0.6 { f32::NEG_INFINITY } else { *v });
+        values
+    });
+    let [qs, ks, vs] = [&q, &k, &v].map(|v| bytes(v));
+    let ms = m.as_deref().map(bytes);
+    let mut operands = vec![&qs[..], &ks, &vs];
+    operands.extend(ms.as_deref());
+    let got = run(&a, &operands, 1);
+    for (row, got) in got.chunks(e).enumerate() {
+        let (head, query, image) = (row % heads, row / heads % queries, row / heads / queries);
+        let of = |t: &[f32], n: usize, at: usize, w: usize| {
+            let first = ((image * n + at) * heads + head) * w;
+            t[first..first + w].iter().map(|&v| f64::from(v)).collect::<Vec<_>>()
+        };
+        let asked = of(&q, queries, query, d);
+        let scores: Vec<f64> = (0..keys)
+            .map(|key| {
+                let dot: f64 = asked.iter().zip(of(&k, keys, key, d)).map(|(a, b)| a * b).sum();
+                let added = match (&m, mask) {
+                    (Some(m), Some([b, h, tq, tk])) => {
+                        m[((image % b * h + head % h) * tq + query % tq) * tk + key % tk]
+                    }
+                    _ => 0.0,
+                };
+                let hidden = causal && key > query;
+                if hidden { f64::NEG_INFINITY } else { dot * f64::from(scale) + f64::from(added) }
+            })
+            .collect();
+        let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mut want = vec![0.0; e];
+        for (key, w) in weights.iter().enumerate() {
+            want.iter_mut().zip(of(&v, keys, key, e)).for_each(|(t, v)| *t += w / sum * v);
+        }
+        // Values are at most 1, scores at most `scale d`, and their error is a relative one of their exponentials.
+        let bound = HALF_ULP * (4.0 * f64::from(scale.abs()) * d as f64 + 64.0);
+        for (j, (&got, want)) in got.iter().zip(want).enumerate() {
+            // Where no key counts there is no number.
+            let good = if want.is_nan() { got.is_nan() } else { (f64::from(got) - want).abs() <= bound };
+            assert!(good, "{a:?}, row {row}, element {j}: got {got}, want {want}");
+        }
+    }
+    for parts in 2..=4 {
+        assert!(same_bits(&got, &run(&a, &operands, parts)), "{a:?} by {parts} threads");
+    }
+    // The last image alone is the same as among others.
+    if mask.is_none() {
+        let last = batch - 1;
+        let one = Attention { batch: 1, isa, ..a };
+        let from = [queries * d, keys * d, keys * e].map(|n| last * n * heads * 4);
+        let alone = run(&one, &[&qs[from[0]..], &ks[from[1]..], &vs[from[2]..]], 1);
+        assert!(same_bits(&got[last * queries * heads * e..], &alone), "{one:?}: the last image alone");
+    }
+}
+
+#[test]
+fn attention_of_every_kind() {
+    let mut r = Random(4);
+    for isa in every_isa() {
+        for i in 0..24 {
+            let (batch, heads, queries) = (r.pick(1, 2), r.pick(1, 3), r.pick(1, 70));
+            let causal = i % 3 == 0;
+            let keys = if causal { queries } else { r.pick(1, 90) };
+            let (width, value_width) = (r.pick(1, 40), r.pick(1, 40));
+            let scale = [0.5, 1.0, -0.25, 0.0][i % 4];
+            let mask = (i % 2 == 1).then(|| [batch, heads, queries, keys].map(|n| [1, n][r.pick(0, 1)]));
+            let a = Attention { isa, batch, heads, queries, keys, width, value_width, scale, causal, mask };
+            check_attention(isa, &mut r, a);
+        }
+        // More keys than a block, wider heads than a block of terms, and more queries than a group.
+        for (queries, keys, width, value_width, causal) in [
+            (3, 1030, 40, 40, false),
+            (300, 300, 16, 8, true),
+            (33, 260, 520, 300, false),
+            (70, 253, 64, 64, false),
+            (290, 290, 512, 512, true),
+        ] {
+            let scale = 1.0 / (width as f32).sqrt();
+            for mask in [None, Some([1, 1, queries, keys])] {
+                let a =
+                    Attention { isa, batch: 1, heads: 1, queries, keys, width, value_width, scale, causal, mask };
+                check_attention(isa, &mut r, a);
+            }
+        }
+    }
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    for isa in every_isa() {
+        let a = Attention {
+            isa,
+            batch: 1,
+            heads: 1,
+            queries: 1,
+            keys: 300,
+            width: 1,
+            value_width: 1,
+            scale: 1.0,
+            causal: false,
+            mask: None,
+        };
+        // The largest score comes last: what was summed before must vanish.
+        let k: Vec<f32> = (0..300).map(|i| i as f32 * 1e5 - 2e7).collect();
+        let v: Vec<f32> = (0..300).map(|i| i as f32).collect();
+        assert_eq!(run(&a, &[&bytes(&[1.0]), &bytes(&k), &bytes(&v)], 1), [299.0], "{isa:?}");
+    }
+}
+
 #[test]
 fn what_is_not_finite_stays() {
     for isa in every_isa() {

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::ffi::{HostOp, Id};
 use crate::graph::{Node, Op};
-use crate::kernels::{Conv2d, Geometry, Linear, can_read};
+use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read};
 
 /// ggml multiplies these with 8-bit integers.
 fn is_faster_in_ggml(dtype: DType) -> bool {
@@ -47,6 +47,25 @@ impl Lowering<'_> {
                 };
                 let conv = Conv2d::new(isa, geometry, self.ctx.dtype(w)?, node.inputs.len() > 2);
                 conv.map(|c| Box::new(c) as Box<dyn HostOp>)
+            }
+            Op::Attention { scale, causal } => {
+                let (q, k, v) = (self.operand(node, 0)?.1, self.operand(node, 1)?.1, self.operand(node, 2)?.1);
+                let (&[batch, queries, heads, width], &[_, keys, _, _], &[.., value_width]) =
+                    (q.as_slice(), k.as_slice(), v.as_slice())
+                else {
+                    return Ok(None);
+                };
+                let mask = match node.inputs.get(3) {
+                    None => None,
+                    Some(_) => {
+                        let dims = self.operand(node, 3)?.1;
+                        let mut sizes = [1; 4];
+                        sizes.iter_mut().rev().zip(dims.iter().rev()).for_each(|(s, &d)| *s = d);
+                        Some(sizes)
+                    }
+                };
+                let sizes = Attention { isa, batch, heads, queries, keys, width, value_width, scale, causal, mask };
+                Some(Box::new(sizes) as Box<dyn HostOp>)
             }
             _ => None,
         };

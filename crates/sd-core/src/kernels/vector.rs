@@ -1,0 +1,82 @@
+//! What inner loops are written in: a register of f32, which each instruction set provides.
+
+/// The most lanes of a register on any instruction set.
+pub(super) const MAX_LANES: usize = 16;
+
+/// A register of f32.
+///
+/// # Safety
+/// Callers of every function make sure that the machine has the instruction set, and that pointers are valid for
+/// what is read or written: [`Vector::LANES`] elements, or those of a mask.
+pub(super) trait Vector: Copy {
+    /// Elements of a register.
+    const LANES: usize;
+    /// Some of the lanes.
+    type Mask: Copy;
+    /// As many registers as a register has lanes.
+    type Block: AsRef<[Self]>;
+
+    /// The lanes whose bit is set.
+    unsafe fn mask(bits: u32) -> Self::Mask;
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// Zero in lanes outside the mask.
+    unsafe fn load_some(from: *const f32, mask: Self::Mask) -> Self;
+    /// `self` in lanes outside the mask, which must be zero in those inside.
+    unsafe fn load_over(self, from: *const f32, mask: Self::Mask) -> Self;
+    unsafe fn store_some(self, to: *mut f32, mask: Self::Mask);
+    /// `other` in lanes of the mask.
+    unsafe fn replaced(self, other: Self, mask: Self::Mask) -> Self;
+    unsafe fn add(self, b: Self) -> Self;
+    unsafe fn sub(self, b: Self) -> Self;
+    unsafe fn mul(self, b: Self) -> Self;
+    unsafe fn div(self, b: Self) -> Self;
+    /// `self * b + c`, rounded once where the machine can.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// The larger; `b` where one of them is no number.
+    unsafe fn max(self, b: Self) -> Self;
+    /// The smaller; `b` where one of them is no number.
+    unsafe fn min(self, b: Self) -> Self;
+    /// The nearest whole number.
+    unsafe fn round(self) -> Self;
+    /// `self * 2^n` for whole `n` between -151 and 129.
+    unsafe fn scaled(self, n: Self) -> Self;
+    /// From f16.
+    unsafe fn load_halves(from: *const u8) -> Self;
+    /// Rows become columns: row `i` of the result holds element `i` of what each pointer leads to.
+    unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> Self::Block;
+    /// As [`Vector::load_turned`], of which only elements of the mask exist.
+    unsafe fn load_turned_some(from: &[*const f32; MAX_LANES], there: Self::Mask) -> Self::Block;
+    /// Element `index[lane]` of `from` for each lane of `mask`, whose bits are `bits`; zero elsewhere.
+    unsafe fn gather(from: *const f32, index: &[i32], bits: u32, mask: Self::Mask) -> Self;
+
+    /// The first `n` lanes.
+    #[inline(always)]
+    unsafe fn first(n: usize) -> Self::Mask {
+        // SAFETY: as the caller promises.
+        unsafe { Self::mask(((1u64 << n.min(Self::LANES)) - 1) as u32) }
+    }
+
+    /// `2^self`, within an ulp; 0 and infinity beyond what f32 holds.
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let x = Self::splat(-151.0).max(Self::splat(129.0).min(self));
+            let n = x.round();
+            let f = x.sub(n);
+            let mut y = Self::splat(EXP2[0]);
+            for &c in &EXP2[1..] {
+                y = y.mul_add(f, Self::splat(c));
+            }
+            y.scaled(n)
+        }
+    }
+}
+
+/// Coefficients of 2^f for |f| ≤ 1/2, highest first: least squares of the relative error, reweighted until it is even
+/// (2e-9) with the constant term held at 1.
+#[allow(clippy::excessive_precision)]
+const EXP2: [f32; 7] =
+    [0.000_153_533_62, 0.001_339_887_5, 0.009_618_436_9, 0.055_503_323_7, 0.240_226_477, 0.693_147_182, 1.0];
