@@ -11,6 +11,9 @@ fuzz_target!(|bytes: &[u8]| {
     if let Ok(png) = image.to_png(Some(text)) {
         assert_eq!(read_parameters(&png).as_deref(), Some(text));
     }
+    if let Ok(webp) = image.to_webp(Some(text)) {
+        assert_eq!(read_parameters(&webp).as_deref(), Some(text));
+    }
     if text.len() < 20_000
         && let Ok(jpeg) = image.to_jpeg(90, Some(text))
     {

@@ -27,6 +27,7 @@ fn safetensors_of_every_dtype() {
         ("I8", DType::I8, 1),
         ("U8", DType::U8, 1),
         ("BOOL", DType::Bool, 1),
+        ("F8_E8M0", DType::U8, 1),
     ];
     let dir = Dir::new();
     for (name, dtype, size) in types {

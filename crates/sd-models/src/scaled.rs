@@ -180,7 +180,7 @@ impl WeightSource for ScaledSource {
         if let Some(recipe) = self.recipes.get(name) {
             meta.dtype = self.dtype;
             if matches!(recipe, Recipe::Nvfp4 { .. }) {
-                meta.shape = meta.shape.with_last(2 * columns(&meta));
+                meta.shape = meta.shape.with_last(2 * columns(&meta)).ok()?;
             }
         }
         Some(meta)
@@ -215,19 +215,20 @@ impl Companions {
     fn recipe(&self, source: &dyn WeightSource, weight: &str) -> Result<Option<Recipe>> {
         let any = [&self.scale, &self.whole, &self.note].into_iter().flatten().chain(&self.input).next();
         let Some(any) = any else { return Ok(None) };
-        let meta = source.meta(weight).ok_or_else(|| bad(source, any, &format!("scales {weight}, which is missing")))?;
+        let meta =
+            source.meta(weight).ok_or_else(|| bad(source, any, &format!("scales {weight}, which is missing")))?;
         let note = self.note.as_deref().map(|name| Note::read(source, name)).transpose()?;
         let format = note.as_ref().map_or("", |n| n.format.as_str());
-        let Some(scale) = self.scale.clone() else {
+        let Some(scale) = self.scale.as_deref() else {
             return match format {
                 "" if self.whole.is_none() => Ok(None), // an input scale alone
                 _ => Err(bad(source, weight, &format!("is {format} without its weight_scale"))),
             };
         };
-        let scale_meta = source.meta(&scale).ok_or_else(|| Error::missing(&scale, source.origin(&scale).file))?;
+        let scale_meta = source.meta(scale).ok_or_else(|| Error::missing(scale, source.origin(scale).file))?;
         let misfit = |want: &str| {
             let (s, w) = (scale_meta.shape, meta.shape);
-            bad(source, &scale, &format!("is {s} {}, {weight} is {w} {}; want {want}", scale_meta.dtype, meta.dtype))
+            bad(source, scale, &format!("is {s} {}, {weight} is {w} {}; want {want}", scale_meta.dtype, meta.dtype))
         };
         let tiles = |columns: usize| {
             let rows = rows(&meta).next_multiple_of(128);
@@ -237,6 +238,7 @@ impl Companions {
         };
         let fp8 = matches!(meta.dtype, DType::F8E4M3 | DType::F8E5M2);
         let plain = || block(&meta, &scale_meta).ok_or_else(|| misfit("one scale, one per row or one per block"));
+        let named = || scale.to_owned();
         Ok(Some(match (format, meta.dtype) {
             ("nvfp4", DType::U8) if scale_meta.dtype == DType::F8E4M3 => {
                 let whole = self.whole.clone();
@@ -248,7 +250,8 @@ impl Companions {
                     return Err(misfit("columns in groups of 16"));
                 }
                 tiles(2 * columns(&meta) / 16)?;
-                Recipe::Nvfp4 { scale, whole }
+                meta.shape.with_last(2 * columns(&meta))?;
+                Recipe::Nvfp4 { scale: named(), whole }
             }
             _ if self.whole.is_some() => {
                 return Err(bad(source, weight, "has a weight_scale_2, which only nvfp4 has"));
@@ -258,21 +261,22 @@ impl Companions {
                     return Err(misfit("columns in groups of 32"));
                 }
                 tiles(columns(&meta) / 32)?;
-                Recipe::Mxfp8 { scale }
+                Recipe::Mxfp8 { scale: named() }
             }
-            ("" | "float8_e4m3fn" | "float8_e5m2", _) if fp8 => Recipe::Scaled { scale, block: plain()? },
+            ("" | "float8_e4m3fn" | "float8_e5m2", _) if fp8 => Recipe::Scaled { scale: named(), block: plain()? },
             ("int8_tensorwise", DType::I8) => match note.and_then(|n| n.group) {
-                None => Recipe::Scaled { scale, block: plain()? },
+                None => Recipe::Scaled { scale: named(), block: plain()? },
                 Some(group) => {
-                    let power_of_4 = group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2) && group >= 4;
+                    let power_of_4 =
+                        group.is_power_of_two() && group.trailing_zeros().is_multiple_of(2) && group >= 4;
                     if !power_of_4 || !columns(&meta).is_multiple_of(group) {
                         let what = format!("is {} and rotated in groups of {group}, want a power of 4", meta.shape);
                         return Err(bad(source, weight, &what));
                     }
-                    Recipe::Rotated { scale, block: plain()?, group }
+                    Recipe::Rotated { scale: named(), block: plain()?, group }
                 }
             },
-            ("", DType::I8) => Recipe::Scaled { scale, block: plain()? },
+            ("", DType::I8) => Recipe::Scaled { scale: named(), block: plain()? },
             ("", _) => return Err(misfit("an FP8 or int8 weight")),
             (format, dtype) => {
                 let what = format!("is stored as {dtype} in the format {format}, which is not read");
@@ -302,9 +306,9 @@ impl Note {
         let rotated = json.get("convrot").and_then(Json::as_bool).unwrap_or(false);
         let group = match json.get("convrot_groupsize").map(Json::as_u64) {
             None => 256,
-            Some(size) => size.and_then(|n| usize::try_from(n).ok()).ok_or_else(|| {
-                bad(source, name, "has a convrot_groupsize that is no number")
-            })?,
+            Some(size) => size
+                .and_then(|n| usize::try_from(n).ok())
+                .ok_or_else(|| bad(source, name, "has a convrot_groupsize that is no number"))?,
         };
         Ok(Note { format, group: rotated.then_some(group) })
     }

@@ -3,10 +3,12 @@
 use std::io::Cursor;
 use std::path::Path;
 
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits};
 use sd_core::{Error, Result};
 
 use super::Image;
+use super::stealth::Rgba;
 use crate::file::{Access, SourceFile};
 
 /// The longest picture file that is read.
@@ -44,6 +46,22 @@ impl Image {
 }
 
 fn decode(bytes: &[u8]) -> Result<Image, String> {
+    let (mut picture, orientation) = picture(bytes)?;
+    picture.apply_orientation(orientation);
+    let rgb = picture.into_rgb8();
+    let (width, height) = rgb.dimensions();
+    Ok(Image { width, height, rgb: rgb.into_raw() })
+}
+
+/// The pixels as they are stored, with alpha; `None` for a broken picture.
+pub(super) fn rgba(bytes: &[u8]) -> Option<Rgba> {
+    let rgba = picture(bytes).ok()?.0.into_rgba8();
+    let (width, height) = rgba.dimensions();
+    Some(Rgba { width: width as usize, height: height as usize, bytes: rgba.into_raw() })
+}
+
+/// The pixels as they are stored, and how they are to be turned.
+fn picture(bytes: &[u8]) -> Result<(DynamicImage, Orientation), String> {
     let format = format(bytes)?;
     let failed = |e: image::ImageError| format!("{format:?}: {e}");
     let mut limits = Limits::no_limits();
@@ -67,11 +85,7 @@ fn decode(bytes: &[u8]) -> Result<Image, String> {
     }
     // EXIF data that make no sense leave the picture as it is stored.
     let orientation = decoder.orientation().map_err(failed)?;
-    let mut picture = DynamicImage::from_decoder(decoder).map_err(failed)?;
-    picture.apply_orientation(orientation);
-    let rgb = picture.into_rgb8();
-    let (width, height) = rgb.dimensions();
-    Ok(Image { width, height, rgb: rgb.into_raw() })
+    Ok((DynamicImage::from_decoder(decoder).map_err(failed)?, orientation))
 }
 
 /// The most pixels that a byte of such a file can stand for, rounded up. Decoders fill in what a file lacks, so that a

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use image::codecs::jpeg::JpegEncoder;
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 use sd_core::{Error, Result};
 
@@ -46,8 +47,26 @@ impl Image {
         }
     }
 
-    /// Writes the picture in the format that the extension of `path` names: `.png`, `.jpg`, `.jpeg` or `.jpe`, in any
-    /// case. The file appears under its name only when it is complete; missing folders are made.
+    /// The picture as a WebP file, with `text` as an EXIF user comment. It is always lossless: the only encoders with
+    /// loss are bindings to C, and those who want a small file have JPEG.
+    ///
+    /// # Errors
+    /// The text holds a NUL, or a side is longer than 16384.
+    pub fn to_webp(&self, text: Option<&str>) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        let mut encoder = WebPEncoder::new_lossless(&mut out);
+        if let Some(text) = text {
+            let set = encoder.set_exif_metadata(parameters::webp_exif(text)?);
+            set.map_err(|e| Error::internal(format!("EXIF in WebP: {e}")))?;
+        }
+        encoder
+            .write_image(&self.rgb, self.width, self.height, ExtendedColorType::Rgb8)
+            .map_err(|e| self.failed("WebP", &e))?;
+        Ok(out)
+    }
+
+    /// Writes the picture in the format that the extension of `path` names: `.png`, `.jpg`, `.jpeg`, `.jpe` or `.webp`,
+    /// in any case. The file appears under its name only when it is complete; missing folders are made.
     ///
     /// # Errors
     /// Another extension, or the disk.
@@ -57,8 +76,9 @@ impl Image {
         let bytes = match extension.as_deref() {
             Some("png") => self.to_png(text)?,
             Some("jpg" | "jpeg" | "jpe") => self.to_jpeg(quality, text)?,
+            Some("webp") => self.to_webp(text)?,
             _ => {
-                let what = format!("{}: pictures are written as .png, .jpg, .jpeg or .jpe", path.display());
+                let what = format!("{}: pictures are written as .png, .jpg, .jpeg, .jpe or .webp", path.display());
                 return Err(Error::unsupported(what));
             }
         };

@@ -1,8 +1,10 @@
-//! The one EXIF field that carries generation parameters: UserComment, tag 0x9286 of the Exif directory.
-//! Source: Exif 2.3, sections 4.6.3 and 4.6.5.
+//! The EXIF fields that carry generation parameters: UserComment, tag 0x9286 of the Exif directory, and the texts of the
+//! main directory that ComfyUI uses. Source: Exif 2.3, sections 4.6.3 to 4.6.5.
 
 const EXIF_DIRECTORY: u16 = 0x8769;
 const USER_COMMENT: u16 = 0x9286;
+const BYTE: u16 = 1;
+const ASCII: u16 = 2;
 const LONG: u16 = 4;
 const UNDEFINED: u16 = 7;
 
@@ -29,17 +31,13 @@ pub(crate) fn with_comment(text: &str) -> Vec<u8> {
 
 /// The comment in an EXIF block, if there is one that is text.
 pub(crate) fn comment(exif: &[u8]) -> Option<String> {
-    let tiff = match exif.first_chunk()? {
-        b"MM\0\x2a" => Tiff { bytes: exif, big: true },
-        b"II\x2a\0" => Tiff { bytes: exif, big: false },
-        _ => return None,
-    };
-    let main = tiff.u32(4)?;
+    let (tiff, main) = Tiff::open(exif)?;
     let (_, _, directory) = tiff.field(main, EXIF_DIRECTORY)?;
     let at = tiff.u32(directory)?;
     let (kind, count, value) = tiff.field(at, USER_COMMENT)?;
-    // Up to four bytes of a value stand in the field itself; the character code alone takes eight.
-    if kind != UNDEFINED || count < 8 {
+    // Up to four bytes of a value stand in the field itself; the character code alone takes eight. Some writers call
+    // the value bytes.
+    if !matches!(kind, UNDEFINED | BYTE) || count < 8 {
         return None;
     }
     let start = tiff.u32(value)?;
@@ -53,6 +51,22 @@ pub(crate) fn comment(exif: &[u8]) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Fields of the main directory that hold texts.
+const TEXTS: [(u16, &str); 4] =
+    [(0x010e, "ImageDescription"), (0x010f, "Make"), (0x0110, "Model"), (0x0131, "Software")];
+
+/// The texts of the main directory, by the names of their fields.
+pub(crate) fn texts(exif: &[u8]) -> Vec<(&'static str, String)> {
+    let Some((tiff, main)) = Tiff::open(exif) else { return Vec::new() };
+    let text = |tag: u16| {
+        let (kind, count, value) = tiff.field(main, tag)?;
+        let start = if count > 4 { tiff.u32(value)? } else { value };
+        let bytes = exif.get(start..start.checked_add(count)?).filter(|_| kind == ASCII)?;
+        Some(String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned())
+    };
+    TEXTS.iter().filter_map(|(tag, name)| Some((*name, text(*tag)?))).collect()
 }
 
 /// Writers disagree on the byte order, so the one with more Latin characters counts.
@@ -70,7 +84,19 @@ struct Tiff<'a> {
     big: bool,
 }
 
-impl Tiff<'_> {
+impl<'a> Tiff<'a> {
+    /// The block, and where its main directory is.
+    fn open(bytes: &'a [u8]) -> Option<(Tiff<'a>, usize)> {
+        let big = match bytes.first_chunk()? {
+            b"MM\0\x2a" => true,
+            b"II\x2a\0" => false,
+            _ => return None,
+        };
+        let tiff = Tiff { bytes, big };
+        let main = tiff.u32(4)?;
+        Some((tiff, main))
+    }
+
     fn u16(&self, at: usize) -> Option<u16> {
         let b = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.big { u16::from_be_bytes(b) } else { u16::from_le_bytes(b) })

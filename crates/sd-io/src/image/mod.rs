@@ -1,11 +1,17 @@
-//! Pictures: any common format in, PNG and JPEG with generation parameters out.
+//! Pictures: any common format in, PNG, JPEG and WebP with generation parameters out; and what other programs have
+//! written into theirs.
 
 mod decode;
 mod encode;
 mod exif;
+mod generation;
 mod parameters;
+mod stealth;
+mod texts;
 
+pub use generation::{Generation, Generator, generation, read_generation};
 pub use parameters::read_parameters;
+pub use texts::{PictureText, read_texts};
 
 use sd_core::{Error, Result};
 

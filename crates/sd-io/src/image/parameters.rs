@@ -1,21 +1,18 @@
-//! The text that says how a picture was made, put into PNG and JPEG files and read back.
+//! The text that says how a picture was made, put into PNG, JPEG and WebP files and read back.
 //!
 //! PNG: readers such as Pillow, and with it the common web UIs, take `tEXt` for Latin-1 and `iTXt` for UTF-8, while
 //! others read `tEXt` as UTF-8 too. A text that both read alike goes into `tEXt`, any other into `iTXt`.
 //!
 //! JPEG: web UIs read the EXIF user comment, stable-diffusion.cpp a comment segment of `parameters`, NUL and the text;
-//! both are written.
-
-use std::io::Read;
+//! both are written. WebP: web UIs read the EXIF user comment.
 
 use flate2::Crc;
-use flate2::read::ZlibDecoder;
 use sd_core::{Error, Result};
 
-use super::exif;
+use super::{exif, texts};
 
-const KEYWORD: &[u8] = b"parameters";
-const PNG_SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
+const PARAMETERS: &str = "parameters";
+const KEYWORD: &[u8] = PARAMETERS.as_bytes();
 
 /// The signature, then IHDR with its 13 bytes, length, name and checksum.
 const PNG_HEAD: usize = 8 + 13 + 12;
@@ -23,15 +20,19 @@ const PNG_HEAD: usize = 8 + 13 + 12;
 /// What a JPEG segment can hold beside its own length.
 const MAX_SEGMENT: usize = 65533;
 
-/// The longest text that compressed chunks may unpack to.
-const MAX_TEXT: u64 = 16 << 20;
-
-/// The generation parameters in a PNG or JPEG file, if it carries any.
+/// The generation parameters in a PNG, JPEG or WebP file as the A1111 web UI and the programs that follow it write them,
+/// if it carries any. [`read_generation`](super::read_generation) takes them apart, and knows other programs, too.
 pub fn read_parameters(bytes: &[u8]) -> Option<String> {
-    if let Some(chunks) = bytes.strip_prefix(PNG_SIGNATURE) {
-        return read_png(chunks);
-    }
-    read_jpeg(bytes.strip_prefix(b"\xff\xd8")?)
+    let mut texts = texts::visible(bytes);
+    let found =
+        [PARAMETERS, texts::USER_COMMENT].into_iter().find_map(|k| texts.iter().position(|t| t.keyword == k));
+    found.map(|i| texts.swap_remove(i).text)
+}
+
+/// The EXIF block for a WebP file.
+pub(crate) fn webp_exif(text: &str) -> Result<Vec<u8>> {
+    refuse_nul(text)?;
+    Ok(exif::with_comment(text))
 }
 
 /// The PNG file with a text chunk after IHDR.
@@ -98,66 +99,4 @@ fn chunk(out: &mut Vec<u8>, name: &[u8; 4], parts: &[&[u8]]) {
         out.extend_from_slice(part);
     }
     out.extend_from_slice(&crc.sum().to_be_bytes());
-}
-
-fn read_png(mut rest: &[u8]) -> Option<String> {
-    loop {
-        let (len, tail) = rest.split_first_chunk()?;
-        let (name, tail) = tail.split_first_chunk::<4>()?;
-        let (data, tail) = tail.split_at_checked(usize::try_from(u32::from_be_bytes(*len)).ok()?)?;
-        rest = tail.get(4..)?; // past the checksum
-        let Some(data) = data.strip_prefix(KEYWORD).and_then(|d| d.strip_prefix(b"\0")) else { continue };
-        match name {
-            b"tEXt" => return Some(utf8_or_latin1(data)),
-            b"zTXt" => return Some(utf8_or_latin1(&inflate(data.strip_prefix(b"\0")?)?)),
-            b"iTXt" => {
-                let (&[compressed, _method], tail) = data.split_first_chunk()?;
-                let mut fields = tail.splitn(3, |b| *b == 0).skip(2); // past language and translated keyword
-                let text = fields.next()?;
-                let text = if compressed == 1 { inflate(text)? } else { text.to_vec() };
-                return Some(String::from_utf8_lossy(&text).into_owned());
-            }
-            _ => {}
-        }
-    }
-}
-
-fn read_jpeg(mut rest: &[u8]) -> Option<String> {
-    let mut comment = None;
-    loop {
-        let (&[0xff, marker], tail) = rest.split_first_chunk()? else { return comment };
-        // The first scan ends the headers; markers without a length do not occur before it.
-        if matches!(marker, 0xda | 0xd9 | 0x01 | 0xd0..=0xd8) {
-            return comment;
-        }
-        if marker == 0xff {
-            rest = rest.get(1..)?; // padding
-            continue;
-        }
-        let len = usize::from(u16::from_be_bytes(*tail.first_chunk()?));
-        let Some(payload) = tail.get(2..len) else { return comment };
-        rest = tail.get(len..)?;
-        match marker {
-            0xfe => {
-                if let Some(text) = payload.strip_prefix(KEYWORD).and_then(|p| p.strip_prefix(b"\0")) {
-                    return Some(utf8_or_latin1(text));
-                }
-            }
-            0xe1 if comment.is_none() => comment = payload.strip_prefix(b"Exif\0\0").and_then(exif::comment),
-            _ => {}
-        }
-    }
-}
-
-fn utf8_or_latin1(bytes: &[u8]) -> String {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => text.to_owned(),
-        Err(_) => bytes.iter().copied().map(char::from).collect(),
-    }
-}
-
-fn inflate(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut out = Vec::new();
-    ZlibDecoder::new(bytes).take(MAX_TEXT).read_to_end(&mut out).ok()?;
-    Some(out)
 }

@@ -18,7 +18,8 @@ pub use write::{stream_safetensors, write_safetensors};
 /// The longest header that is read, the limit of the format's own library.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// The dtypes of the format that have a [`DType`], by the name the format gives them.
+/// The dtypes of the format that have a [`DType`], by the name the format gives them; the first name of a type is the
+/// one that is written.
 const DTYPES: &[(&str, DType)] = &[
     ("F64", DType::F64),
     ("F32", DType::F32),
@@ -32,6 +33,8 @@ const DTYPES: &[(&str, DType)] = &[
     ("I8", DType::I8),
     ("U8", DType::U8),
     ("BOOL", DType::Bool),
+    // Exponents, which are looked at byte by byte.
+    ("F8_E8M0", DType::U8),
 ];
 
 /// Reads the header of a safetensors file given the whole file, or at least its header, and its length.

@@ -4,7 +4,9 @@
 """
 
 import collections
+import gzip
 import io
+import json
 import pickle
 import struct
 import sys
@@ -200,6 +202,64 @@ def pictures():
     info = PngImagePlugin.PngInfo()
     info.add_itxt("parameters", "猫 " * 50, lang="ja", tkey="設定", zip=True)
     Image.new("RGB", (1, 1)).save(HERE / "text-packed-wide.png", pnginfo=info)
+
+    generations()
+
+    # Turned as EXIF orientation 6 says, in the chunks that PNG and WebP have for EXIF.
+    im = Image.new("RGB", (8, 16), (255, 0, 0))
+    im.paste((0, 0, 255), (0, 8, 8, 16))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    im.transpose(Image.Transpose.ROTATE_90).save(HERE / "turned.png", exif=exif)
+    im.transpose(Image.Transpose.ROTATE_90).save(HERE / "turned.webp", lossless=True, exif=exif)
+    im.convert("L").save(HERE / "grey.jpg", quality=95)
+    Image.fromarray(np.array([[[10, 200], [40, 7]]], dtype=np.uint8), "LA").save(HERE / "grey-alpha.png")
+
+
+def hide(text, packed, alpha):
+    """The lowest bits down the columns, as the A1111 extension stealth_pnginfo puts them."""
+    data = text.encode()
+    data = gzip.compress(data, mtime=0) if packed else data
+    name = f"stealth_{'png' if alpha else 'rgb'}{'comp' if packed else 'info'}".encode()
+    bits = np.unpackbits(np.frombuffer(name + struct.pack(">I", len(data) * 8) + data, np.uint8))
+    pixels = np.full((24, 40, 4), 254, np.uint8)  # rows, columns
+    columns = pixels.transpose(1, 0, 2).reshape(-1, 4).copy()
+    if alpha:
+        columns[: len(bits), 3] |= bits
+    else:
+        flat = columns[:, :3].reshape(-1)
+        flat[: len(bits)] |= bits
+        columns[:, :3] = flat.reshape(-1, 3)
+    return Image.fromarray(columns.reshape(40, 24, 4).transpose(1, 0, 2).copy(), "RGBA")
+
+
+def generations():
+    text = "a fox, 狐\nSteps: 9, Sampler: Euler, Seed: 8"
+    im = Image.new("RGB", (2, 2))
+    comment = Image.Exif()
+    comment.get_ifd(0x8769)[0x9286] = b"UNICODE\0" + text.encode("utf-16-be")
+    im.save(HERE / "comment.webp", exif=comment)
+    im.save(HERE / "comment.jpg", exif=comment)
+    hide(text, False, True).save(HERE / "hidden-alpha.png")
+    hide(text, True, True).save(HERE / "hidden-packed.png")
+    hide(text, False, False).save(HERE / "hidden-rgb.png")
+
+    # A text chunk behind the pixels.
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("parameters", text)
+    out = io.BytesIO()
+    im.save(out, "png", pnginfo=info)
+    png = out.getvalue()
+    at, n = png.index(b"iTXt") - 4, struct.unpack(">I", png[png.index(b"iTXt") - 4 : png.index(b"iTXt")])[0] + 12
+    end = png.index(b"IEND") - 4
+    (HERE / "after.png").write_bytes(png[:at] + png[at + n : end] + png[at : at + n] + png[end:])
+
+    # ComfyUI keeps its graphs in fields of EXIF where there are no chunks.
+    graph = {"1": {"class_type": "KSampler", "inputs": {"seed": 11, "steps": 4, "latent_image": ["2", 0], "positive": ["3", 0]}}}
+    comfy = Image.Exif()
+    comfy[0x010F] = "workflow:{}"
+    comfy[0x0110] = "prompt:" + json.dumps(graph)
+    im.save(HERE / "comfy.webp", exif=comfy)
 
 
 if __name__ == "__main__":

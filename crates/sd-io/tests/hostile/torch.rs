@@ -198,10 +198,10 @@ fn pickles() {
             run(b"cos\nsystem\n(X\x02\0\0\0lstR."),
             &["names os.system, which is neither a tensor nor plain data; nothing in the file is run"],
         ),
-        ("eval", run(b"c__builtin__\neval\n(X\x01\0\0\01tR."), &["names __builtin__.eval"]),
+        ("eval", run(b"c__builtin__\neval\n(X\x01\0\0\0atR."), &["names __builtin__.eval"]),
         ("getattr", run(b"cbuiltins\ngetattr\n."), &["names builtins.getattr"]),
         ("stacked name", run(b"X\x05\0\0\0posixX\x06\0\0\0system\x93."), &["names posix.system"]),
-        ("instance", run(b"(X\x01\0\0\01isubprocess\nPopen\n."), &["names subprocess.Popen"]),
+        ("instance", run(b"(X\x01\0\0\0aisubprocess\nPopen\n."), &["names subprocess.Popen"]),
         ("numpy hides nothing", run(b"cnumpyx\nf\n."), &["names numpyx.f"]),
         ("name of control characters", run(b"ca\x1b[0m\nf\n."), &["names a\\u{1b}[0m.f"]),
         (
