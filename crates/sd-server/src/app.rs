@@ -1,8 +1,9 @@
 //! What handlers share, and which path each answers.
 
 use crate::failure::Failure;
+use crate::native::Jobs;
 use crate::queue::{Format, Outcome, Queue};
-use crate::{limits, openai, page, webui};
+use crate::{limits, native, openai, page, webui};
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -26,6 +27,7 @@ pub(crate) type Answer = Result<Json<Value>, Failure>;
 /// The state of the server.
 pub(crate) struct App {
     pub(crate) queue: Arc<Queue>,
+    pub(crate) jobs: Jobs,
     pub(crate) model: ModelInfo,
     /// What requests start from.
     pub(crate) defaults: ImageRequest,
@@ -83,6 +85,9 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/sdapi/v1/sd-models", get(webui::models))
         .route("/sdapi/v1/options", get(webui::options).post(webui::set_options))
         .route("/sdcpp/v1/capabilities", get(capabilities))
+        .route("/sdcpp/v1/img_gen", post(native::img_gen))
+        .route("/sdcpp/v1/jobs/{id}", get(native::job))
+        .route("/sdcpp/v1/jobs/{id}/cancel", post(native::cancel))
         .fallback(not_found)
         .method_not_allowed_fallback(not_found)
         .layer(from_fn(cross_origin))
@@ -180,6 +185,6 @@ impl App {
         };
         let model =
             ModelInfo { name: "demo".into(), family: "SD 1.x", device: "CPU".into(), defaults, unused: Vec::new() };
-        App { queue: Arc::default(), model, defaults: ImageRequest::default(), page: None }
+        App { queue: Arc::default(), jobs: Jobs::default(), model, defaults: ImageRequest::default(), page: None }
     }
 }

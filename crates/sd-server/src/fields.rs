@@ -1,4 +1,5 @@
-//! The fields of a JSON request, taken one by one, so that every complaint names its field and what nobody took is known.
+//! The fields of a JSON request, taken one by one, so that every complaint names its field and what nobody took is
+//! known.
 
 use crate::failure::Failure;
 use serde_json::{Map, Value};
@@ -14,14 +15,14 @@ pub(crate) struct Fields {
 impl Fields {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Fields, Failure> {
-        if body.is_empty() {
-            return Err(Failure::bad("the body is empty, want a JSON object"));
-        }
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(left)) => Ok(Fields { prefix: String::new(), left }),
-            Ok(other) => Err(Failure::bad(format!("the body is {}, want a JSON object", kind(&other)))),
-            Err(e) => Err(Failure::bad(format!("the body is not JSON: {e}"))),
-        }
+        let left = object("the body", body)?;
+        Ok(Fields { prefix: String::new(), left })
+    }
+
+    /// Reads an object that stands elsewhere, after which its fields are named.
+    pub(crate) fn parse_in(name: &str, text: &[u8]) -> Result<Fields, Failure> {
+        let left = object(name, text)?;
+        Ok(Fields { prefix: format!("{name}."), left })
     }
 
     fn take(&mut self, name: &str) -> Option<Value> {
@@ -110,6 +111,17 @@ impl Fields {
     pub(crate) fn unknown(&self) -> Vec<String> {
         let asks = self.left.iter().filter(|(_, v)| !is_neutral(v));
         asks.map(|(name, _)| format!("{}{}: unknown, ignored", self.prefix, shortened(name))).collect()
+    }
+}
+
+fn object(what: &str, text: &[u8]) -> Result<Map<String, Value>, Failure> {
+    if text.is_empty() {
+        return Err(Failure::bad(format!("{what} is empty, want a JSON object")));
+    }
+    match serde_json::from_slice(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(other) => Err(Failure::bad(format!("{what} is {}, want a JSON object", kind(&other)))),
+        Err(e) => Err(Failure::bad(format!("{what} is not JSON: {e}"))),
     }
 }
 

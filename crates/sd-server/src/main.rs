@@ -7,6 +7,7 @@ mod failure;
 mod fields;
 mod limits;
 mod named;
+mod native;
 mod openai;
 mod page;
 mod queue;
@@ -17,6 +18,7 @@ use anyhow::{Context, Result};
 use app::App;
 use args::Args;
 use clap::Parser;
+use native::Jobs;
 use queue::Queue;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -68,7 +70,13 @@ async fn serve(args: &Args) -> Result<()> {
     let work = queue.clone();
     let worker = std::thread::Builder::new().name("worker".into()).spawn(move || work.work(&mut engine));
     let worker = worker.context("start the worker")?;
-    let app = App { queue: queue.clone(), model, defaults: args.defaults(), page: args.serve_html_path.clone() };
+    let app = App {
+        queue: queue.clone(),
+        jobs: Jobs::default(),
+        model,
+        defaults: args.defaults(),
+        page: args.serve_html_path.clone(),
+    };
     let signal = stop::signal()?;
     info!("listening on: http://{}", listener.local_addr().context("listen")?);
     stop::serve_until(signal, listener, app::routes(Arc::new(app)), &queue, worker).await

@@ -18,6 +18,11 @@ pub(crate) fn sampler(name: &str) -> Result<(SamplerKind, Option<SchedulerKind>)
     Err(format!("no {:?} (one of {})", shortened(name), names.join(", ")))
 }
 
+/// A sampler as [`sampler`] finds it; `None` for what leaves it to the model.
+pub(crate) fn sampler_or_default(name: &str) -> Result<Option<(SamplerKind, Option<SchedulerKind>)>, String> {
+    if same(name, "default") { Ok(None) } else { sampler(name).map(Some) }
+}
+
 /// A schedule by its own name or a web UI's, in any case; `None` for what leaves it to the model.
 pub(crate) fn scheduler(name: &str) -> Result<Option<SchedulerKind>, String> {
     if ["automatic", "default"].iter().any(|n| same(n, name)) {

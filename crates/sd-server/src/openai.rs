@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
 use crate::limits;
 use crate::queue::{Format, Picture};
+use crate::{named, native};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -21,8 +22,9 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 /// Pictures from a prompt.
 pub(crate) async fn generations(State(app): State<Arc<App>>, request: Body) -> Answer {
     let mut fields = Fields::parse(&body(request).await?)?;
-    let asked = Asked::read(&mut fields, &app.defaults)?;
+    let mut asked = Asked::read(&mut fields, &app.defaults)?;
     let mut warnings = fields.unknown();
+    warnings.extend(native::follow_prompt(&mut asked.request)?);
     let outcome = app.generate(asked.request, asked.format, &mut warnings).await?;
     let first = outcome.pictures.first().map(|p| &p.parameters);
     let size = first.map(|p| format!("{}x{}", p.width, p.height));
@@ -30,7 +32,7 @@ pub(crate) async fn generations(State(app): State<Arc<App>>, request: Body) -> A
         let text = base64(&picture.bytes);
         let seed = picture.parameters.seed;
         if asked.url {
-            json!({"url": format!("data:image/{};base64,{text}", name(asked.format)), "seed": seed})
+            json!({"url": format!("data:image/{};base64,{text}", asked.format.name()), "seed": seed})
         } else {
             json!({"b64_json": text, "seed": seed})
         }
@@ -39,17 +41,10 @@ pub(crate) async fn generations(State(app): State<Arc<App>>, request: Body) -> A
     Ok(Json(json!({
         "created": unix_time(),
         "data": data,
-        "output_format": name(asked.format),
+        "output_format": asked.format.name(),
         "size": size,
         "warnings": warnings,
     })))
-}
-
-fn name(format: Format) -> &'static str {
-    match format {
-        Format::Png => "png",
-        Format::Jpeg(_) => "jpeg",
-    }
 }
 
 /// What a client wants.
@@ -77,6 +72,11 @@ impl Asked {
         request.seed = fields.whole("seed", i64::MIN, i64::MAX)?.or(request.seed);
         request.steps = fields.small("steps", 1, limits::STEPS)?.or(request.steps);
         request.cfg_scale = fields.not_negative("cfg_scale")?.or(request.cfg_scale);
+        if let Some((sampler, scheduler)) = fields.choice("sampler", named::sampler)? {
+            request.sampler = Some(sampler);
+            request.scheduler = scheduler.or(request.scheduler);
+        }
+        request.scheduler = fields.choice("scheduler", named::scheduler)?.flatten().or(request.scheduler);
         let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
         let quality = u8::try_from(quality.max(1)).unwrap_or(100);
         let format = fields.choice("output_format", |name| match name {
@@ -115,6 +115,7 @@ fn size(text: &str) -> Result<Option<(u32, u32)>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sd_runtime::{SamplerKind, SchedulerKind};
 
     fn read(json: &str) -> Result<Asked, Failure> {
         Asked::read(&mut Fields::parse(json.as_bytes()).unwrap(), &ImageRequest::default())
@@ -124,12 +125,13 @@ mod tests {
     fn fields_become_a_request() {
         let asked = read(
             r#"{"model":"dall-e-3","prompt":"a cat","n":2,"size":"100x64","quality":"hd","output_format":"jpeg",
-                "output_compression":70,"response_format":"url","seed":5}"#,
+                "output_compression":70,"response_format":"url","seed":5,"sampler":"euler","scheduler":"karras"}"#,
         )
         .unwrap();
         let r = &asked.request;
         assert_eq!((r.prompt.as_str(), r.batch_count, r.width, r.height), ("a cat", Some(2), Some(104), Some(64)));
         assert_eq!((r.seed, asked.format, asked.url), (Some(5), Format::Jpeg(70), true));
+        assert_eq!((r.sampler, r.scheduler), (Some(SamplerKind::Euler), Some(SchedulerKind::Karras)));
         let asked = read(r#"{"prompt":"a","size":"auto","stream":false,"n":null}"#).unwrap();
         assert_eq!((asked.request.width, asked.format, asked.url), (None, Format::Png, false));
     }

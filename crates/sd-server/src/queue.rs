@@ -1,5 +1,6 @@
 //! Requests wait here for the one worker that owns the engine.
 
+use crate::app::unix_time;
 use sd_io::Image;
 use sd_runtime::{CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, Progress};
 use std::collections::VecDeque;
@@ -21,6 +22,14 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    /// As clients spell it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Format::Png => "png",
+            Format::Jpeg(_) => "jpeg",
+        }
+    }
+
     fn encode(self, image: &GeneratedImage) -> Result<Picture, Error> {
         let text = image.parameters.to_text();
         let picture = Image::new(image.width, image.height, image.rgb.clone())?;
@@ -45,6 +54,8 @@ pub(crate) struct Outcome {
     pub(crate) pictures: Vec<Picture>,
     pub(crate) warnings: Vec<String>,
     pub(crate) error: Option<Error>,
+    /// When it began, in seconds since 1970.
+    pub(crate) started: u64,
 }
 
 /// How far the running request is.
@@ -53,6 +64,7 @@ pub(crate) struct Running {
     pub(crate) id: u64,
     pub(crate) progress: Option<Progress>,
     pub(crate) started: Instant,
+    since: u64,
     pub(crate) interrupted: bool,
     cancel: CancelToken,
 }
@@ -71,6 +83,17 @@ struct State {
     running: Option<Running>,
     submitted: u64,
     closed: bool,
+}
+
+/// Where a request is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Behind that many others.
+    Waiting(usize),
+    /// Since that many seconds after 1970.
+    Running(u64),
+    /// Served, or given up.
+    Gone,
 }
 
 /// Why a request was not taken.
@@ -116,6 +139,26 @@ impl Queue {
         (state.running.clone(), state.waiting.len())
     }
 
+    /// Where the request of that number is.
+    pub(crate) fn place(&self, id: u64) -> Place {
+        let state = self.state();
+        match (&state.running, state.waiting.iter().position(|job| job.id == id)) {
+            (Some(running), _) if running.id == id => Place::Running(running.since),
+            (running, Some(at)) => Place::Waiting(at + usize::from(running.is_some())),
+            (_, None) => Place::Gone,
+        }
+    }
+
+    /// Gives up the request of that number, wherever it is.
+    pub(crate) fn cancel(&self, id: u64) {
+        let mut state = self.state();
+        state.waiting.retain(|job| job.id != id);
+        if let Some(running) = state.running.as_mut().filter(|running| running.id == id) {
+            running.interrupted = true;
+            running.cancel.cancel();
+        }
+    }
+
     /// Stops the running request. Those that wait are not affected.
     pub(crate) fn interrupt(&self) {
         if let Some(running) = &mut self.state().running {
@@ -137,7 +180,7 @@ impl Queue {
     /// Serves requests until the queue is closed.
     pub(crate) fn work(&self, engine: &mut Engine) {
         while let Some(job) = self.next() {
-            let mut outcome = Outcome::default();
+            let mut outcome = Outcome { started: unix_time(), ..Outcome::default() };
             let mut watcher =
                 Watcher { queue: self, format: job.format, cancel: &job.cancel, outcome: &mut outcome };
             // A bug of one request must not end the service of the others.
@@ -170,8 +213,9 @@ impl Queue {
                 return None;
             }
             if let Some(job) = state.waiting.pop_front() {
-                let (cancel, started) = (job.cancel.clone(), Instant::now());
-                state.running = Some(Running { id: job.id, progress: None, started, interrupted: false, cancel });
+                let (cancel, started, since) = (job.cancel.clone(), Instant::now(), unix_time());
+                state.running =
+                    Some(Running { id: job.id, progress: None, started, since, interrupted: false, cancel });
                 return Some(job);
             }
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -188,6 +232,11 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
+    /// The request's number.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
     /// What becomes of the request; nothing if the server stops before its turn.
     pub(crate) async fn outcome(mut self) -> Option<Outcome> {
         (&mut self.outcome).await.ok()
@@ -197,7 +246,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.cancel.cancel();
-        self.queue.state().waiting.retain(|job| job.id != self.id);
+        self.queue.cancel(self.id);
     }
 }
 
@@ -258,8 +307,11 @@ mod tests {
     fn who_goes_away_gives_the_place_up() {
         let queue = Arc::new(Queue::default());
         let (first, second) = (submit(&queue).unwrap(), submit(&queue).unwrap());
+        assert_eq!(queue.place(second.id), Place::Waiting(1));
         drop(first);
         let job = queue.next().unwrap();
+        assert!(matches!(queue.place(second.id), Place::Running(_)));
+        assert_eq!(queue.place(99), Place::Gone);
         assert_eq!((job.id, queue.progress().1), (second.id, 0));
         assert!(!job.cancel.is_cancelled());
         drop(second);

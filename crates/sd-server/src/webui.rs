@@ -4,8 +4,8 @@ use crate::app::{Answer, App, base64, body};
 use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
 use crate::limits;
-use crate::named;
 use crate::queue::Format;
+use crate::{named, native};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
@@ -65,7 +65,8 @@ pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answe
     let body = body(request).await?;
     let echo: Value = serde_json::from_slice(&body).unwrap_or_default();
     let mut fields = Fields::parse(&body)?;
-    let (request, mut warnings) = read(&mut fields, &app)?;
+    let (mut request, mut warnings) = read(&mut fields, &app)?;
+    warnings.extend(native::follow_prompt(&mut request)?);
     let outcome = app.generate(request, Format::Png, &mut warnings).await?;
     let images: Vec<String> = outcome.pictures.iter().map(|p| base64(&p.bytes)).collect();
     let of = |f: fn(&sd_runtime::Parameters) -> Value| -> Vec<Value> {
@@ -122,7 +123,8 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
         request.scheduler = scheduler.or(request.scheduler);
     }
     request.scheduler = fields.choice("scheduler", named::scheduler)?.flatten().or(request.scheduler);
-    let clip_skip = |n: Option<i64>| n.and_then(|n| i32::try_from(n).ok());
+    // Clients send 1 where nobody chose anything, so it means the model's own.
+    let clip_skip = |n: Option<i64>| n.filter(|n| *n > 1).and_then(|n| i32::try_from(n).ok());
     request.clip_skip = clip_skip(fields.whole("clip_skip", -1, 64)?).or(request.clip_skip);
     let mut warnings = Vec::new();
     if let Some(mut settings) = fields.object("override_settings")? {
@@ -241,6 +243,17 @@ mod tests {
         assert_eq!((r.seed, r.batch_count, r.clip_skip), (Some(-1), Some(4), Some(2)));
         assert_eq!((r.sampler, r.scheduler), (Some(SamplerKind::DpmPp2m), Some(SchedulerKind::Karras)));
         assert_eq!(warnings, ["odd: unknown, ignored"]);
+    }
+
+    #[test]
+    fn clip_skip_of_1_is_the_models_own() {
+        for (json, want) in [
+            (r#"{"clip_skip":1}"#, None),
+            (r#"{"clip_skip":2}"#, Some(2)),
+            (r#"{"clip_skip":2,"override_settings":{"CLIP_stop_at_last_layers":1}}"#, Some(2)),
+        ] {
+            assert_eq!(read(json).unwrap().0.clip_skip, want, "{json}");
+        }
     }
 
     #[test]

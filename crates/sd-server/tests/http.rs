@@ -166,6 +166,58 @@ fn pictures() {
 }
 
 #[test]
+fn jobs_are_polled_and_cancelled() {
+    let server = Server::start(&[]);
+    let submit = |ask: &Value| {
+        let (status, answer) = server.post("/sdcpp/v1/img_gen", ask);
+        assert_eq!(
+            (status, &answer["status"], &answer["kind"]),
+            (202, &json!("queued"), &json!("img_gen")),
+            "{answer}"
+        );
+        answer["poll_url"].as_str().unwrap().to_owned()
+    };
+    let wait = |url: &str, want: &[&str]| {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            assert!(Instant::now() < deadline, "{url}");
+            let job = server.get(url);
+            if want.iter().any(|status| job["status"] == *status) {
+                return job;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let long = json!({"prompt": "a star", "batch_count": 8, "sample_params": {"sample_steps": 150}});
+    let short =
+        json!({"prompt": "a star", "width": 64, "height": 64, "seed": 5, "sample_params": {"sample_steps": 1}});
+    let (running, waiting, last) = (submit(&long), submit(&long), submit(&short));
+    wait(&running, &["generating"]);
+    assert_eq!(server.get(&waiting)["queue_position"], 2);
+    for url in [&waiting, &running] {
+        assert_eq!(server.post(&format!("{url}/cancel"), &json!({})).1["status"], "cancelled");
+        assert_eq!(wait(url, &["cancelled"])["result"], Value::Null);
+    }
+    let job = wait(&last, &["completed"]);
+    let image = &job["result"]["images"][0];
+    assert_eq!((png_size(&decoded(&image["b64_json"])), &image["seed"]), ((64, 64), &json!(5)));
+    assert!(
+        job["completed"].as_u64() >= job["started"].as_u64() && job["started"].as_u64() >= job["created"].as_u64()
+    );
+    let failing = json!({"prompt": "x".repeat(70_000)});
+    let job = wait(&submit(&failing), &["failed"]);
+    assert!(job["error"]["message"].as_str().unwrap().starts_with("prompt: "), "{job}");
+    for path in ["/sdcpp/v1/jobs/job_00ffffff", "/sdcpp/v1/jobs/%00", "/sdcpp/v1/jobs/..%2f.."] {
+        assert_eq!(server.ask("GET", path, b"").0, 404, "{path}");
+    }
+    let tagged = json!({"prompt": "a<sd_cpp_extra_args>{\"sample_params\":{\"sample_steps\":1}}</sd_cpp_extra_args>",
+        "size": "64x64", "seed": 5});
+    let (status, answer) = server.post("/v1/images/generations", &tagged);
+    let text = b"a\nSteps: 1, ";
+    assert!(status == 200 && decoded(&answer["data"][0]["b64_json"]).windows(text.len()).any(|w| w == text));
+}
+
+#[test]
 fn hostile_requests_get_an_answer_that_names_the_fault() {
     let server = Server::start(&[]);
     let deep = "[".repeat(500_000);

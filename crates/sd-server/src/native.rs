@@ -1,0 +1,367 @@
+//! The API of stable-diffusion.cpp's server, `/sdcpp/v1`: jobs that are submitted, polled and cancelled. Its schema
+//! can also stand in the prompts of the other APIs.
+
+use crate::app::{Answer, App, base64, body, unix_time};
+use crate::failure::Failure;
+use crate::fields::{Fields, shortened};
+use crate::limits;
+use crate::named;
+use crate::queue::{Format, Outcome, Picture, Place};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use sd_runtime::ImageRequest;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How long a finished job keeps its pictures, and then how long its id is known, in seconds.
+const KEPT: u64 = 600;
+/// How many finished jobs keep their pictures.
+const KEPT_JOBS: usize = 64;
+
+/// Fields that cannot be followed yet, unless they ask for nothing.
+const UNSUPPORTED: &[&str] = &[
+    "lora",
+    "init_image",
+    "mask_image",
+    "control_image",
+    "ip_adapter_image",
+    "ref_images",
+    "scm_mask",
+    "cache_option",
+    "upscale_model",
+    "ad_model",
+];
+
+/// Fields of what is not there, or of what is off.
+const IGNORED: &[&str] = &[
+    "strength",
+    "qwen_image_layers",
+    "control_strength",
+    "ip_adapter_strength",
+    "auto_resize_ref_image",
+    "increase_ref_index",
+    "embed_image_metadata",
+    "video_frames",
+    "fps",
+    "moe_boundary",
+    "vace_strength",
+    "upscale_repeats",
+    "ad_prompt",
+    "ad_negative_prompt",
+    "extra_ad_args",
+    "scm_policy_dynamic",
+    "high_noise_sample_params",
+];
+
+/// The jobs that were submitted, by number.
+#[derive(Default)]
+pub(crate) struct Jobs(Mutex<BTreeMap<u64, Job>>);
+
+#[derive(Debug)]
+struct Job {
+    /// Its number in the queue.
+    ticket: u64,
+    created: u64,
+    cancelled: bool,
+    done: Option<Done>,
+}
+
+#[derive(Debug)]
+struct Done {
+    started: Option<u64>,
+    completed: u64,
+    status: &'static str,
+    /// Dropped when the job expires.
+    result: Option<Value>,
+    error: Value,
+}
+
+impl Jobs {
+    /// The jobs, without those that have expired by `now`.
+    fn at(&self, now: u64) -> MutexGuard<'_, BTreeMap<u64, Job>> {
+        let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let age = |job: &Job| job.done.as_ref().map_or(0, |done| now.saturating_sub(done.completed));
+        jobs.retain(|_, job| age(job) <= 2 * KEPT);
+        let mut kept = 0;
+        for job in jobs.values_mut().rev() {
+            let old = age(job) > KEPT;
+            if let Some(done) = job.done.as_mut().filter(|done| done.result.is_some()) {
+                kept += 1;
+                if old || kept > KEPT_JOBS {
+                    done.result = None;
+                }
+            }
+        }
+        jobs
+    }
+}
+
+/// Submits a job.
+pub(crate) async fn img_gen(
+    State(app): State<Arc<App>>,
+    request: Body,
+) -> Result<(StatusCode, Json<Value>), Failure> {
+    let mut fields = Fields::parse(&body(request).await?)?;
+    let mut request = app.defaults.clone();
+    let warnings = apply(&mut fields, &mut request)?;
+    let quality = u8::try_from(fields.small("output_compression", 0, 100)?.unwrap_or(100).max(1)).unwrap_or(100);
+    let format = fields.choice("output_format", |name| match name.to_ascii_lowercase().as_str() {
+        "png" => Ok(Format::Png),
+        "jpeg" | "jpg" => Ok(Format::Jpeg(quality)),
+        _ => Err(format!("want png or jpeg, got {:?}", shortened(name))),
+    })?;
+    let format = format.unwrap_or(Format::Png);
+    let warnings = [warnings, fields.unknown()].concat();
+    let ticket = app.queue.submit(request, format)?;
+    let (number, created) = (ticket.id(), unix_time());
+    app.jobs.at(created).insert(number, Job { ticket: number, created, cancelled: false, done: None });
+    let jobs = app.clone();
+    tokio::spawn(async move {
+        let outcome = ticket.outcome().await;
+        let now = unix_time();
+        if let Some(job) = jobs.jobs.at(now).get_mut(&number) {
+            job.done = Some(Done::new(outcome, job.cancelled, format, now));
+        }
+    });
+    let id = id(number);
+    let answer = json!({"id": id, "kind": "img_gen", "status": "queued", "created": created,
+        "poll_url": format!("/sdcpp/v1/jobs/{id}"), "warnings": warnings});
+    Ok((StatusCode::ACCEPTED, Json(answer)))
+}
+
+/// How a job is.
+pub(crate) async fn job(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer {
+    let number = number(&name)?;
+    let jobs = app.jobs.at(unix_time());
+    shown(&app, number, jobs.get(&number).ok_or_else(unknown)?)
+}
+
+/// Takes a job out of the queue, or stops it.
+pub(crate) async fn cancel(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer {
+    let number = number(&name)?;
+    let mut jobs = app.jobs.at(unix_time());
+    let job = jobs.get_mut(&number).ok_or_else(unknown)?;
+    if job.done.is_none() {
+        job.cancelled = true;
+        app.queue.cancel(job.ticket);
+    }
+    shown(&app, number, job)
+}
+
+fn id(number: u64) -> String {
+    format!("job_{number:08x}")
+}
+
+fn number(id: &str) -> Result<u64, Failure> {
+    let hex = id.strip_prefix("job_").filter(|hex| hex.len() >= 8);
+    hex.and_then(|hex| u64::from_str_radix(hex, 16).ok()).ok_or_else(unknown)
+}
+
+fn unknown() -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "job not found")
+}
+
+fn shown(app: &App, number: u64, job: &Job) -> Answer {
+    let (status, started, position) = match (&job.done, app.queue.place(job.ticket)) {
+        (Some(done), _) => (done.status, done.started, 0),
+        (None, _) if job.cancelled => ("cancelled", None, 0),
+        (None, Place::Waiting(ahead)) => ("queued", None, ahead + 1),
+        // Between its end and its report a job still counts as running.
+        (None, Place::Running(since)) => ("generating", Some(since), 0),
+        (None, Place::Gone) => ("generating", None, 0),
+    };
+    let done = job.done.as_ref();
+    if done.is_some_and(|done| done.status == "completed" && done.result.is_none()) {
+        return Err(Failure::new(StatusCode::GONE, "job expired"));
+    }
+    Ok(Json(json!({
+        "id": id(number),
+        "kind": "img_gen",
+        "status": status,
+        "created": job.created,
+        "started": started,
+        "completed": done.map(|done| done.completed),
+        "queue_position": position,
+        "result": done.and_then(|done| done.result.clone()),
+        "error": done.map_or(Value::Null, |done| done.error.clone()),
+    })))
+}
+
+impl Done {
+    /// The report on an outcome; none means that the job never ran.
+    fn new(outcome: Option<Outcome>, cancelled: bool, format: Format, completed: u64) -> Done {
+        let failed = |code: &str, message: &str| json!({"code": code, "message": message});
+        let started = outcome.as_ref().map(|outcome| outcome.started);
+        let (status, result, error) = match &outcome {
+            None if cancelled => ("cancelled", None, failed("cancelled", "job cancelled by client")),
+            None => ("failed", None, failed("generation_failed", "the server is stopping")),
+            Some(Outcome { error: Some(e), .. }) if e.is_cancelled() => {
+                ("cancelled", None, failed("cancelled", "job cancelled by client"))
+            }
+            Some(Outcome { error: Some(e), .. }) => ("failed", None, failed("generation_failed", &e.to_string())),
+            Some(Outcome { pictures, warnings, .. }) => {
+                let image = |(index, picture): (usize, &Picture)| json!({"index": index, "b64_json": base64(&picture.bytes), "seed": picture.parameters.seed});
+                let images: Vec<Value> = pictures.iter().enumerate().map(image).collect();
+                let result = json!({"output_format": format.name(), "images": images, "warnings": warnings});
+                ("completed", Some(result), Value::Null)
+            }
+        };
+        Done { started, completed, status, result, error }
+    }
+}
+
+/// Writes the fields of the schema over `request`, and returns warnings.
+pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<Vec<String>, Failure> {
+    let whole = |side: Option<u32>| side.map(limits::whole_blocks);
+    set(&mut request.prompt, fields.text("prompt")?);
+    set(&mut request.negative_prompt, fields.text("negative_prompt")?);
+    request.width = whole(fields.small("width", 1, limits::SIDE)?).or(request.width);
+    request.height = whole(fields.small("height", 1, limits::SIDE)?).or(request.height);
+    request.seed = fields.whole("seed", i64::MIN, i64::MAX)?.or(request.seed);
+    request.batch_count = fields.small("batch_count", 1, limits::IMAGES)?.or(request.batch_count);
+    let clip_skip = fields.whole("clip_skip", -1, 64)?.and_then(|n| i32::try_from(n).ok());
+    request.clip_skip = clip_skip.or(request.clip_skip);
+    let mut warnings = Vec::new();
+    if let Some(mut sample) = fields.object("sample_params")? {
+        request.steps = sample.small("sample_steps", 1, limits::STEPS)?.or(request.steps);
+        request.eta = sample.not_negative("eta")?.or(request.eta);
+        if let Some((sampler, scheduler)) = sample.choice("sample_method", named::sampler_or_default)?.flatten() {
+            request.sampler = Some(sampler);
+            request.scheduler = scheduler.or(request.scheduler);
+        }
+        request.scheduler = sample.choice("scheduler", named::scheduler)?.flatten().or(request.scheduler);
+        if let Some(mut guidance) = sample.object("guidance")? {
+            request.cfg_scale = guidance.not_negative("txt_cfg")?.or(request.cfg_scale);
+            if let Some(mut layers) = guidance.object("slg")? {
+                layers.unsupported(&["scale"])?;
+            }
+            guidance.ignore(&["distilled_guidance", "img_cfg"]);
+            warnings.extend(guidance.unknown());
+        }
+        sample.unsupported(&["custom_sigmas", "extra_sample_args", "shifted_timestep"])?;
+        sample.ignore(&["flow_shift"]);
+        warnings.extend(sample.unknown());
+    }
+    for name in ["hires", "vae_tiling_params"] {
+        if let Some(mut feature) = fields.object(name)? {
+            feature.unsupported(&["enabled"])?;
+        }
+    }
+    fields.choice(
+        "cache_mode",
+        |mode| if mode == "disabled" { Ok(()) } else { Err("not supported yet".to_owned()) },
+    )?;
+    fields.unsupported(UNSUPPORTED)?;
+    fields.ignore(IGNORED);
+    Ok(warnings)
+}
+
+fn set(to: &mut String, text: Option<String>) {
+    if let Some(text) = text {
+        *to = text;
+    }
+}
+
+/// Takes `<sd_cpp_extra_args>{…}</sd_cpp_extra_args>` out of the request's prompt and follows the first of them.
+/// Returns warnings.
+pub(crate) fn follow_prompt(request: &mut ImageRequest) -> Result<Vec<String>, Failure> {
+    const BEGIN: &str = "<sd_cpp_extra_args>";
+    const END: &str = "</sd_cpp_extra_args>";
+    let mut first = None;
+    let mut prompt = std::mem::take(&mut request.prompt);
+    while let Some((before, rest)) = prompt.split_once(BEGIN) {
+        let Some((block, after)) = rest.split_once(END) else { break };
+        if block.contains('\n') {
+            break;
+        }
+        first.get_or_insert_with(|| block.to_owned());
+        prompt = format!("{before}{after}");
+    }
+    request.prompt = prompt;
+    let Some(block) = first else { return Ok(Vec::new()) };
+    let mut fields = Fields::parse_in("sd_cpp_extra_args", block.as_bytes())?;
+    let warnings = apply(&mut fields, request)?;
+    fields.ignore(&["output_format", "output_compression"]);
+    Ok([warnings, fields.unknown()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sd_runtime::{SamplerKind, SchedulerKind};
+
+    #[test]
+    fn the_schema() {
+        let json = r#"{"prompt":"a","width":100,"seed":3,"batch_count":2,"clip_skip":-1,"strength":0.75,"lora":[],
+            "init_image":null,"hires":{"enabled":false,"scale":2.0},"cache_mode":"disabled","odd":1,
+            "sample_params":{"sample_steps":5,"sample_method":"euler","scheduler":"karras","guidance":{"txt_cfg":4,
+            "slg":{"layers":[7],"scale":0}},"eta":null,"custom_sigmas":[]}}"#;
+        let mut fields = Fields::parse(json.as_bytes()).unwrap();
+        let mut r = ImageRequest::default();
+        assert!(apply(&mut fields, &mut r).unwrap().is_empty());
+        assert_eq!(fields.unknown(), ["odd: unknown, ignored"]);
+        assert_eq!((r.prompt.as_str(), r.width, r.seed, r.batch_count), ("a", Some(104), Some(3), Some(2)));
+        assert_eq!((r.steps, r.cfg_scale, r.clip_skip), (Some(5), Some(4.0), Some(-1)));
+        assert_eq!((r.sampler, r.scheduler), (Some(SamplerKind::Euler), Some(SchedulerKind::Karras)));
+        for (json, want) in [
+            (r#"{"sample_params":{"sample_steps":0}}"#, "sample_params.sample_steps: "),
+            (r#"{"sample_params":{"guidance":{"txt_cfg":"x"}}}"#, "sample_params.guidance.txt_cfg: "),
+            (r#"{"hires":{"enabled":true}}"#, "hires.enabled: not supported yet"),
+            (r#"{"cache_mode":"easycache"}"#, "cache_mode: not supported yet"),
+            (r#"{"lora":[{"path":"x"}]}"#, "lora: not supported yet"),
+        ] {
+            let e = apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).unwrap_err();
+            assert!(e.message().starts_with(want), "{json}: {}", e.message());
+        }
+    }
+
+    #[test]
+    fn arguments_in_the_prompt() {
+        let mut r = ImageRequest {
+            prompt: concat!(
+                r#"a <sd_cpp_extra_args>{"seed":9}</sd_cpp_extra_args>cat"#,
+                r#"<sd_cpp_extra_args>{"seed":1}</sd_cpp_extra_args>"#
+            )
+            .into(),
+            ..Default::default()
+        };
+        follow_prompt(&mut r).unwrap();
+        assert_eq!((r.prompt.as_str(), r.seed), ("a cat", Some(9)));
+        r.prompt = "a <sd_cpp_extra_args>{</sd_cpp_extra_args>".into();
+        assert!(follow_prompt(&mut r).unwrap_err().message().starts_with("sd_cpp_extra_args"));
+        r.prompt = "a <sd_cpp_extra_args>{".into();
+        follow_prompt(&mut r).unwrap();
+        assert_eq!(r.prompt, "a <sd_cpp_extra_args>{");
+    }
+
+    #[test]
+    fn finished_jobs_expire() {
+        let jobs = Jobs::default();
+        let done = |completed| Done {
+            started: None,
+            completed,
+            status: "completed",
+            result: Some(json!(1)),
+            error: json!(null),
+        };
+        for number in 0..KEPT_JOBS as u64 + 1 {
+            jobs.at(0).insert(number, Job { ticket: 0, created: 0, cancelled: false, done: Some(done(10)) });
+        }
+        let kept = |now| jobs.at(now).values().filter(|j| j.done.as_ref().unwrap().result.is_some()).count();
+        assert_eq!((kept(10), jobs.at(10).len()), (KEPT_JOBS, KEPT_JOBS + 1));
+        assert!(jobs.at(10).get(&0).unwrap().done.as_ref().unwrap().result.is_none(), "the oldest goes first");
+        assert_eq!((kept(611), jobs.at(611).len()), (0, KEPT_JOBS + 1));
+        assert_eq!(jobs.at(1211).len(), 0);
+    }
+
+    #[test]
+    fn ids() {
+        assert_eq!(number(&id(17)).unwrap(), 17);
+        for wrong in ["", "job_", "job_1", "17", "job_zzzzzzzz", "job_ffffffffffffffffff"] {
+            assert!(number(wrong).is_err(), "{wrong}");
+        }
+    }
+}
