@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod adapter;
 mod component;
 mod conditioning;
 mod detect;

@@ -60,11 +60,11 @@ impl Rewrite<'_> {
         for cut in cuts {
             self.g.cut_here(cut.label.clone(), self.crossing(cut.at));
         }
-        let outputs: Vec<Var> = program.outputs().iter().map(|v| self.new(*v)).collect::<Result<_>>()?;
+        let outputs: Vec<Var> = program.outputs().iter().map(|v| self.moved(*v)).collect::<Result<_>>()?;
         self.g.finish(&outputs)
     }
 
-    fn new(&self, v: Var) -> Result<Var> {
+    fn moved(&self, v: Var) -> Result<Var> {
         self.map.get(v.index()).copied().ok_or_else(|| Error::internal("an operand comes after its user"))
     }
 
@@ -72,7 +72,7 @@ impl Rewrite<'_> {
     fn crossing(&self, at: usize) -> Vec<Var> {
         let later = self.program.nodes().iter().skip(at).flat_map(|n| n.inputs.iter());
         let before: BTreeSet<Var> = later.copied().filter(|v| v.index() < at).collect();
-        before.into_iter().filter_map(|v| self.new(v).ok()).collect()
+        before.into_iter().filter_map(|v| self.moved(v).ok()).collect()
     }
 
     /// Changed weights whose changes are made in them: those that are to be, and those that are used otherwise than in a
@@ -100,7 +100,7 @@ impl Rewrite<'_> {
     }
 
     fn node(&mut self, node: &Node, merged: &HashSet<Var>) -> Result<Var> {
-        let inputs: Vec<Var> = node.inputs.iter().map(|v| self.new(*v)).collect::<Result<_>>()?;
+        let inputs: Vec<Var> = node.inputs.iter().map(|v| self.moved(*v)).collect::<Result<_>>()?;
         let copy = Node { inputs: inputs.clone(), ..node.clone() };
         let place = match node.op {
             Op::Linear { .. } | Op::Conv2d { .. } => 1,

@@ -1,0 +1,333 @@
+//! Adapter files: LoRA, LoCon, LoHa, LoKr, DoRA and differences of whole weights, in the spellings that trainers and
+//! programs write. What they do to weights is in [`sd_core::passes::adapters`].
+//!
+//! ```text
+//! let lora = Lora::open(&Arc::new(Checkpoint::open(path)?), &model)?;
+//! tracing::info!("{}", lora.report());
+//! let list = vec![(lora.part(Part::Diffusion)?.clone(), 0.8)];
+//! let adapted = Arc::new(Adapted::new(component.source(), list, Mode::Auto, types)?);
+//! ```
+
+mod build;
+mod keys;
+mod modules;
+mod ordered;
+pub mod tags;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use sd_core::passes::adapters::{Adapter, Change, Rows};
+use sd_core::{Error, Result, WeightSource};
+use sd_io::Checkpoint;
+
+use crate::model::Model;
+use crate::names::{Form, Part};
+use build::{Alpha, Made};
+use keys::Group;
+use modules::{Modules, Place};
+use ordered::Ordered;
+
+/// How many groups of unused keys a report lists.
+const LISTED: usize = 6;
+
+/// An adapter file, fitted to a model.
+pub struct Lora {
+    parts: BTreeMap<Part, Arc<Adapter>>,
+    report: LoraReport,
+}
+
+/// What was made of an adapter file. Its `Display` is one line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraReport {
+    /// The file.
+    pub file: String,
+    /// The convention of its names, such as `kohya`.
+    pub spelling: &'static str,
+    /// Layers of each part that it changes.
+    pub applied: BTreeMap<Part, usize>,
+    /// Layers in the file.
+    pub layers: usize,
+    /// Tensors of layers that the model lacks, in groups of names that differ in numbers only, with how many there are.
+    pub unused: Vec<(String, usize)>,
+    /// Layers that do not fit the model, with what is wrong.
+    pub unfit: Vec<String>,
+}
+
+impl Lora {
+    /// Finds the model's weights that a file changes. Reads headers, and the numbers that products are multiplied by.
+    ///
+    /// # Errors
+    /// The file is no adapter, or changes nothing of the model; the message names what was found.
+    pub fn open(file: &Arc<Checkpoint>, model: &Model) -> Result<Lora> {
+        let mut tensors = Vec::new();
+        for component in model.components() {
+            let source = component.source();
+            let named = |n: &str| source.meta(n).map(|m| (component.part(), n.to_owned(), m.shape));
+            tensors.extend(source.names().into_iter().filter_map(named));
+        }
+        let alphas = Alphas::read(file);
+        let source: Arc<dyn WeightSource> = file.clone();
+        read(&source, &file.path().display().to_string(), &alphas, &Modules::new(tensors))
+    }
+
+    /// What it changes of a part; `None` if nothing.
+    pub fn part(&self, part: Part) -> Option<&Arc<Adapter>> {
+        self.parts.get(&part)
+    }
+
+    /// What was made of the file.
+    pub fn report(&self) -> &LoraReport {
+        &self.report
+    }
+}
+
+impl fmt::Display for LoraReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let applied: usize = self.applied.values().sum();
+        let parts: Vec<String> = self.applied.iter().map(|(p, n)| format!("{n} of the {}", p.name())).collect();
+        write!(f, "{}: {}, {applied} of {} layers applied", self.file, self.spelling, self.layers)?;
+        if !parts.is_empty() {
+            write!(f, " ({})", parts.join(", "))?;
+        }
+        if let Some(first) = self.unfit.first() {
+            write!(f, "; {} do not fit: {first}", self.unfit.len())?;
+        }
+        let unused: usize = self.unused.iter().map(|u| u.1).sum();
+        if unused > 0 {
+            let listed = self.unused.iter().take(LISTED).map(|(group, n)| format!("{group} ({n})"));
+            write!(f, "; {unused} keys unused: {}", listed.collect::<Vec<_>>().join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// A module of the file, found in the model.
+struct Layer {
+    name: String,
+    made: Vec<Made>,
+}
+
+/// A change and where it goes.
+struct Placed {
+    layer: usize,
+    place: Place,
+    change: Change,
+    rows: usize,
+}
+
+/// Reads a file against the tensors of a model.
+fn read(source: &Arc<dyn WeightSource>, file: &str, alphas: &Alphas, modules: &Modules) -> Result<Lora> {
+    let names = source.names();
+    let ordered = ordered::is_ordered(&names).then(|| Ordered::new(modules));
+    let spelling = if ordered.is_some() { "numbered layers" } else { keys::spelling(&names) };
+    let (groups, rest) = groups(&**source, &names, ordered.as_ref());
+    if groups.is_empty() {
+        return Err(
+            Error::bad_file(file, "holds no LoRA").hint("a LoRA's names end in lora_down.weight, lora_A.weight, …")
+        );
+    }
+    let mut report = LoraReport {
+        file: file.to_owned(),
+        spelling,
+        applied: BTreeMap::new(),
+        layers: groups.len(),
+        unused: Vec::new(),
+        unfit: Vec::new(),
+    };
+    let mut unused: BTreeMap<String, usize> = BTreeMap::new();
+    let mut changes: BTreeMap<(Part, String), Vec<Placed>> = BTreeMap::new();
+    let mut layers: Vec<Layer> = Vec::new();
+    for (name, group) in groups {
+        // A lone alpha says nothing.
+        if group.slots.keys().all(|s| matches!(s, keys::Slot::Alpha | keys::Slot::Scale)) {
+            report.layers -= 1;
+            group.slots.values().for_each(|n| *unused.entry(grouped(n)).or_default() += 1);
+            continue;
+        }
+        let found = ["weight", "bias"].iter().any(|t| !modules.find(&name, t).is_empty());
+        if !found {
+            group.slots.values().for_each(|n| *unused.entry(grouped(n)).or_default() += 1);
+            continue;
+        }
+        match build::changes(&group, &**source, alphas.of(&name))? {
+            Ok(made) => layers.push(Layer { name, made }),
+            Err(what) => report.unfit.push(format!("{name}: {what}")),
+        }
+    }
+    for name in rest {
+        match whole(name, &**source, modules) {
+            Some(made) => {
+                report.layers += 1;
+                layers.push(Layer { name: name.to_owned(), made: vec![made] });
+            }
+            None => *unused.entry(grouped(name)).or_default() += 1,
+        }
+    }
+    for (i, layer) in layers.iter().enumerate() {
+        for made in &layer.made {
+            let places = modules.find(&layer.name, made.tensor);
+            if places.is_empty() {
+                report.unfit.push(format!("{}: the model has no {} there", layer.name, made.tensor));
+            }
+            for place in places {
+                let spatial = place.shape.dims().iter().skip(2).product();
+                match made.change.dims(&**source, spatial) {
+                    Ok([rows, _]) => {
+                        let placed = Placed { layer: i, place: place.clone(), change: made.change.clone(), rows };
+                        changes.entry((place.part, place.here.clone())).or_default().push(placed);
+                    }
+                    Err(e) => report.unfit.push(format!("{}: {e}", layer.name)),
+                }
+            }
+        }
+    }
+    let parts = finish(source, changes, &layers, &mut report);
+    report.unused = unused.into_iter().collect();
+    if parts.is_empty() {
+        let e = Error::bad_file(file, format!("changes nothing of this model ({report})"));
+        return Err(e.hint("it was made for another family"));
+    }
+    Ok(Lora { parts, report })
+}
+
+/// The file's tensors by module, and those whose names are no adapter's.
+fn groups<'a>(
+    source: &dyn WeightSource,
+    names: &[&'a str],
+    ordered: Option<&Ordered>,
+) -> (BTreeMap<String, Group>, Vec<&'a str>) {
+    let (mut groups, mut rest) = (BTreeMap::<String, Group>::new(), Vec::new());
+    for name in names {
+        let elements = source.meta(name).map_or(0, |m| m.shape.elements());
+        let parsed = match ordered {
+            Some(o) => o.parse(name),
+            None => keys::parse(name, elements),
+        };
+        match parsed {
+            Some((module, slot)) => {
+                groups.entry(module).or_default().slots.entry(slot).or_insert_with(|| (*name).to_owned());
+            }
+            None => rest.push(*name),
+        }
+    }
+    (groups, rest)
+}
+
+/// A tensor that takes the place of the model's, as norms do in control adapters.
+fn whole(name: &str, source: &dyn WeightSource, modules: &Modules) -> Option<Made> {
+    let place = modules.find(name, "").first()?;
+    let shape = source.meta(name)?.shape;
+    let same = place.form == Form::Same && place.shape == shape;
+    let kind = sd_core::passes::adapters::Kind::Replacement(name.to_owned());
+    same.then(|| Made { tensor: "", change: Change { kind, scale: 1.0, rows: Rows::All, magnitude: None } })
+}
+
+/// Checks every change against its weight and puts together those of each part.
+fn finish(
+    source: &Arc<dyn WeightSource>,
+    changes: BTreeMap<(Part, String), Vec<Placed>>,
+    layers: &[Layer],
+    report: &mut LoraReport,
+) -> BTreeMap<Part, Arc<Adapter>> {
+    let mut parts: BTreeMap<Part, BTreeMap<String, Vec<Change>>> = BTreeMap::new();
+    let mut applied: BTreeMap<usize, Part> = BTreeMap::new();
+    for ((part, here), placed) in changes {
+        let sizes: BTreeMap<usize, usize> = placed
+            .iter()
+            .filter_map(|p| if let Form::Part(i) = p.place.form { Some((i, p.rows)) } else { None })
+            .collect();
+        for Placed { layer, place, mut change, rows } in placed {
+            let fits = match rows_of(&place, rows, &sizes) {
+                Some(rows) => {
+                    change.rows = rows;
+                    change.check(&**source, &place.shape).map_err(|e| e.to_string())
+                }
+                None => Err("cannot be applied to a matrix whose axes are exchanged".to_owned()),
+            };
+            match fits {
+                Ok(()) => {
+                    applied.insert(layer, part);
+                    parts.entry(part).or_default().entry(here.clone()).or_default().push(change);
+                }
+                Err(what) => {
+                    let name = layers.get(layer).map_or("", |l| l.name.as_str());
+                    report.unfit.push(format!("{name}: {what}"));
+                }
+            }
+        }
+    }
+    for part in applied.into_values() {
+        *report.applied.entry(part).or_default() += 1;
+    }
+    parts.into_iter().map(|(part, changes)| (part, Arc::new(Adapter::new(source.clone(), changes)))).collect()
+}
+
+/// Which rows of the model's tensor a change of `rows` rows means. `sizes` are the rows of the changes beside it of those
+/// that the model has joined.
+fn rows_of(place: &Place, rows: usize, sizes: &BTreeMap<usize, usize>) -> Option<Rows> {
+    Some(match place.form {
+        Form::Same => Rows::All,
+        Form::Swap => Rows::Swapped,
+        Form::Slice { part, of } => Rows::Of(part * (rows / of.max(1))),
+        Form::Part(i) if i + 1 == place.of => {
+            Rows::From(place.shape.dim(0).checked_sub(rows).unwrap_or(usize::MAX))
+        }
+        Form::Part(i) => {
+            let before: Option<usize> = (0..i).map(|j| sizes.get(&j).copied()).sum();
+            // Without those before it: queries, keys and values have the same number of rows.
+            Rows::From(before.unwrap_or(i * rows))
+        }
+        Form::Transpose => return None,
+    })
+}
+
+/// A name with its numbers left out.
+fn grouped(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            '0'..='9' if out.ends_with('*') => {}
+            '0'..='9' => out.push('*'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Alphas in a file's metadata, as diffusers writes them (`lora_adapter_metadata`) and llama.cpp (`adapter.lora.alpha`).
+#[derive(Debug, Default)]
+struct Alphas {
+    config: serde_json::Map<String, serde_json::Value>,
+    all: Option<f64>,
+}
+
+impl Alphas {
+    fn read(file: &Checkpoint) -> Alphas {
+        let text = file.metadata().str("lora_adapter_metadata");
+        let config = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
+        let all = file.metadata().get("adapter.lora.alpha").and_then(sd_io::Value::as_f64);
+        Alphas { config, all }
+    }
+
+    /// The alpha of a module: that of its pattern, else that of its part.
+    fn of(&self, module: &str) -> Option<Alpha> {
+        if let Some(alpha) = self.all {
+            return Some(Alpha { alpha, root: false });
+        }
+        let (part, path) = module.split_once('.').unwrap_or(("", module));
+        let key = |name: &str| self.config.get(&format!("{part}.{name}"));
+        let root = key("use_rslora").and_then(serde_json::Value::as_bool).unwrap_or(false);
+        let pattern = key("alpha_pattern").and_then(serde_json::Value::as_object).and_then(|patterns| {
+            let ends =
+                |p: &&String| path == p.as_str() || path.strip_suffix(p.as_str()).is_some_and(|r| r.ends_with('.'));
+            patterns.keys().find(ends).and_then(|p| patterns.get(p)?.as_f64())
+        });
+        let alpha = pattern.or_else(|| key("lora_alpha")?.as_f64())?;
+        Some(Alpha { alpha, root })
+    }
+}
+
+#[cfg(test)]
+mod tests;

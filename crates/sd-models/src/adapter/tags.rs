@@ -1,0 +1,142 @@
+//! Tags in a prompt, `<lora:name:strength>`, and the files they mean.
+
+use std::path::{Component, Path, PathBuf};
+
+use sd_core::{Error, Result};
+
+const OPEN: &str = "<lora:";
+const HIGH_NOISE: &str = "|high_noise|";
+/// Tried after a name, in this order.
+const EXTENSIONS: &[&str] = &["", "gguf", "safetensors", "pt", "ckpt"];
+
+/// An adapter that a prompt asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tag {
+    /// A file below the folder of adapters, with or without its extension.
+    pub name: String,
+    /// What its changes are multiplied by; any number.
+    pub strength: f32,
+    /// Whether it is for the network of high noise levels only.
+    pub high_noise: bool,
+}
+
+/// A prompt without its tags.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tagged {
+    /// What is left.
+    pub text: String,
+    /// The tags in order, those of one file added up.
+    pub tags: Vec<Tag>,
+    /// Tags whose strength is no number, which are left out.
+    pub ignored: Vec<String>,
+}
+
+/// Takes the tags out of a prompt. Without a strength, `<lora:name>`, it is 1.
+pub fn extract(prompt: &str) -> Tagged {
+    let mut out = Tagged::default();
+    let mut rest = prompt;
+    while let Some(start) = rest.find(OPEN) {
+        let (before, tag) = rest.split_at(start);
+        let Some(end) = tag.find('>') else { break };
+        let (tag, after) = tag.split_at(end + 1);
+        out.text.push_str(before);
+        rest = after;
+        let inside = tag.strip_prefix(OPEN).and_then(|t| t.strip_suffix('>')).unwrap_or_default();
+        let (name, strength) = inside.rsplit_once(':').unwrap_or((inside, "1"));
+        let strength = strength.trim().parse::<f32>().ok().filter(|s| s.is_finite());
+        let (high_noise, name) = match name.trim().strip_prefix(HIGH_NOISE) {
+            Some(name) => (true, name),
+            None => (false, name.trim()),
+        };
+        match strength.filter(|_| !name.is_empty()) {
+            None => out.ignored.push(tag.to_owned()),
+            Some(strength) => match out.tags.iter_mut().find(|t| t.name == name && t.high_noise == high_noise) {
+                Some(same) => same.strength += strength,
+                None => out.tags.push(Tag { name: name.to_owned(), strength, high_noise }),
+            },
+        }
+    }
+    out.text.push_str(rest);
+    out
+}
+
+/// The file that `name` means: as it stands or with an extension, below `folder`. Absolute names and those that lead out
+/// of the folder, by `..` or by a link, are only followed when `anywhere` is set.
+///
+/// # Errors
+/// There is no such file, or it is outside.
+pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
+    let outside = || Error::request(format!("LoRA {name}: is outside of {}", folder.display()));
+    let plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::CurDir);
+    if !anywhere && (name.contains('\0') || name.contains('\\') || !Path::new(name).components().all(plain)) {
+        return Err(outside());
+    }
+    for extension in EXTENSIONS {
+        let file = if extension.is_empty() { name.to_owned() } else { format!("{name}.{extension}") };
+        let path = folder.join(file);
+        if !path.is_file() {
+            continue;
+        }
+        if !anywhere {
+            let real = |p: &Path| p.canonicalize().map_err(|e| Error::io(p, e));
+            if !real(&path)?.starts_with(real(folder)?) {
+                return Err(outside());
+            }
+        }
+        return Ok(path);
+    }
+    let e = Error::request(format!("LoRA {name}: not found in {}", folder.display()));
+    Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tag(name: &str, strength: f32, high_noise: bool) -> Tag {
+        Tag { name: name.into(), strength, high_noise }
+    }
+
+    #[test]
+    fn tags_leave_the_prompt() {
+        let t = extract("a <lora:styles/ink:0.5>cat<lora:x:-1>, <lora:|high_noise|x:.25> (big:1.2)<lora:x:0.5>");
+        assert_eq!(t.text, "a cat,  (big:1.2)");
+        assert_eq!(t.tags, [tag("styles/ink", 0.5, false), tag("x", -0.5, false), tag("x", 0.25, true)]);
+        assert!(t.ignored.is_empty());
+        let t = extract("<lora:a><lora:b:much><lora::1> <lora:c:NaN>é <lora:open");
+        assert_eq!((t.text.as_str(), t.tags), (" é <lora:open", vec![tag("a", 1.0, false)]));
+        assert_eq!(t.ignored, ["<lora:b:much>", "<lora::1>", "<lora:c:NaN>"]);
+        assert_eq!(extract("a <b> c").text, "a <b> c");
+    }
+
+    #[test]
+    fn files_are_found_below_the_folder_only() {
+        let folder = std::env::temp_dir().join(format!("sd-tags-{}", std::process::id()));
+        let inside = folder.join("loras");
+        std::fs::create_dir_all(inside.join("styles")).unwrap();
+        for file in
+            ["loras/styles/ink.safetensors", "loras/both.gguf", "loras/both.safetensors", "secret.safetensors"]
+        {
+            std::fs::write(folder.join(file), "").unwrap();
+        }
+        let found = |name: &str, anywhere| {
+            find(&inside, name, anywhere).map(|p| p.strip_prefix(&folder).unwrap().to_owned())
+        };
+        assert_eq!(found("styles/ink", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
+        assert_eq!(found("styles/ink.safetensors", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
+        assert_eq!(found("both", false).unwrap(), Path::new("loras/both.gguf"));
+        assert!(found("ink", false).unwrap_err().to_string().starts_with("LoRA ink: not found in "));
+        let absolute = folder.join("secret.safetensors");
+        for name in ["../secret", "styles/../../secret", absolute.to_str().unwrap(), "..\\secret", "a\0b"] {
+            assert!(found(name, false).unwrap_err().to_string().contains("is outside of"), "{name}");
+        }
+        assert!(found("../secret", true).is_ok());
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(folder.join("secret.safetensors"), inside.join("link.safetensors")).unwrap();
+            assert!(found("link", false).unwrap_err().to_string().contains("is outside of"));
+            assert!(found("link", true).is_ok());
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
