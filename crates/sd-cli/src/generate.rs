@@ -2,22 +2,15 @@
 
 use crate::args::Args;
 use crate::console::{Bar, Console};
+use crate::request::request;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
-use sd_runtime::{CancelToken, Device, Engine, GeneratedImage, ImageRequest, Observer, Progress};
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use sd_runtime::{CancelToken, Device, Engine, GeneratedImage, Observer, Progress};
+use std::path::PathBuf;
 use tracing::{debug, info, warn};
 
 /// The model that is used when none is named: its file name and its bytes.
 const DEMO: (&str, &[u8]) = ("demo.safetensors", include_bytes!("../../../assets/demo.safetensors"));
-
-/// Sides are multiples of this: the autoencoder shrinks them eight times.
-const SIDE_STEP: u32 = 8;
-
-/// The most bytes of a prompt file. No text encoder reads nearly as much.
-const MAX_PROMPT: u64 = 1 << 20;
 
 /// Draws what `args` ask for and writes the files.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
@@ -90,55 +83,6 @@ fn device(backend: &[String]) -> Result<Option<String>> {
         device = Some(name.to_owned());
     }
     Ok(device)
-}
-
-fn request(args: &Args) -> Result<ImageRequest> {
-    let Args { context, generation, .. } = args;
-    Ok(ImageRequest {
-        prompt: text("--prompt-file", &generation.prompt, generation.prompt_file.as_deref())?,
-        negative_prompt: text(
-            "--negative-prompt-file",
-            &generation.negative_prompt,
-            generation.negative_prompt_file.as_deref(),
-        )?,
-        width: generation.width.map(|pixels| whole_blocks("--width", pixels)),
-        height: generation.height.map(|pixels| whole_blocks("--height", pixels)),
-        steps: generation.steps,
-        cfg_scale: generation.cfg_scale,
-        sampler: generation.sampling_method,
-        scheduler: generation.scheduler,
-        eta: generation.eta,
-        seed: Some(generation.seed),
-        batch_count: Some(generation.batch_count),
-        clip_skip: Some(generation.clip_skip),
-        rng: Some(context.rng),
-        sampler_rng: context.sampler_rng,
-    })
-}
-
-/// A prompt: the contents of `file` when there is one.
-fn text(option: &str, given: &str, file: Option<&Path>) -> Result<String> {
-    let Some(file) = file else { return Ok(given.to_owned()) };
-    let mut text = String::new();
-    // A device such as /dev/zero has no end.
-    let opened = File::open(file).and_then(|file| file.take(MAX_PROMPT + 1).read_to_string(&mut text));
-    opened.with_context(|| format!("{option} {}", file.display()))?;
-    if text.len() as u64 > MAX_PROMPT {
-        bail!("{option} {}: more than {MAX_PROMPT} bytes, the most a prompt can have", file.display());
-    }
-    if text.contains('\0') {
-        bail!("{option} {}: holds a NUL character, want text", file.display());
-    }
-    Ok(text)
-}
-
-/// `pixels` rounded up to a size that networks can have.
-fn whole_blocks(option: &str, pixels: u32) -> u32 {
-    let rounded = pixels.next_multiple_of(SIDE_STEP);
-    if rounded != pixels {
-        warn!("{option}: {pixels} is not a multiple of {SIDE_STEP}, using {rounded}");
-    }
-    rounded
 }
 
 /// Where and how images are written.

@@ -28,11 +28,6 @@ const FLAGS: &[&str] = &[
     "clip-on-cpu",
     "vae-on-cpu",
     "control-net-cpu",
-    "increase-ref-index",
-    "disable-auto-resize-ref-image",
-    "circular",
-    "circularx",
-    "circulary",
     "vae-tiling",
     "temporal-tiling",
     "hires",
@@ -50,7 +45,6 @@ const VALUES: &[&str] = &[
     "high-noise-diffusion-model",
     "uncond-diffusion-model",
     "clip_vision",
-    "t5xxl",
     "llm",
     "llm_vision",
     "qwen2vl",
@@ -77,16 +71,6 @@ const VALUES: &[&str] = &[
     "auto-fit",
     "max-vram",
     "high-noise-steps",
-    "img-cfg-scale",
-    "guidance",
-    "slg-scale",
-    "skip-layers",
-    "skip-layer-start",
-    "skip-layer-end",
-    "flow-shift",
-    "timestep-shift",
-    "sigmas",
-    "extra-sample-args",
     "high-noise-cfg-scale",
     "high-noise-img-cfg-scale",
     "high-noise-guidance",
@@ -97,15 +81,9 @@ const VALUES: &[&str] = &[
     "high-noise-eta",
     "high-noise-sampling-method",
     "moe-boundary",
-    "strength",
-    "init-img",
     "end-img",
-    "mask",
-    "control-image",
     "control-strength",
     "control-video",
-    "ref-image",
-    "ref-image-args",
     "ref-video",
     "ref-video-audio",
     "ref-audio",
@@ -144,14 +122,10 @@ const VALUES: &[&str] = &[
     "extra-ad-args",
 ];
 
-/// Those with a short name.
-const SHORT: &[(&str, char)] = &[("init-img", 'i'), ("ref-image", 'r')];
-
 /// `command` with the options of this table, hidden from the help.
 pub(crate) fn add(command: Command) -> Command {
-    let short = |name| SHORT.iter().find(|(long, _)| *long == name).map(|(_, short)| *short);
-    let flags = FLAGS.iter().map(|name| hidden(name, short(*name), false));
-    let values = VALUES.iter().map(|name| hidden(name, short(*name), true));
+    let flags = FLAGS.iter().map(|name| hidden(name, false));
+    let values = VALUES.iter().map(|name| hidden(name, true));
     command.args(flags).args(values)
 }
 

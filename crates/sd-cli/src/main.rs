@@ -6,6 +6,7 @@ mod console;
 mod generate;
 mod interrupt;
 mod later;
+mod request;
 
 use anyhow::{Context, Result};
 use args::Args;

@@ -15,25 +15,39 @@
 
 mod convert;
 mod engine;
+mod files;
+mod generate;
 mod guidance;
+mod input;
 mod names;
 mod observer;
 mod parameters;
 mod picture;
 mod request;
+mod resize;
+mod resolve;
 mod rng;
 mod sampler;
 mod schedule;
-mod txt2img;
+#[cfg(test)]
+mod testing;
 
-pub use convert::{Choice, TypeRules};
+pub use convert::{Choice, Conversion, Converted, TypeRules};
 pub use engine::{Engine, EngineBuilder, ModelInfo};
-pub use guidance::{Prediction, Scalings, classifier_free};
+pub use files::ModelFiles;
+pub use guidance::{
+    Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings,
+};
+pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
-pub use parameters::Parameters;
-pub use request::{Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_SIDE, MAX_STEPS};
+pub use parameters::{Parameters, Refiner};
+pub use request::{
+    Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
+    ReferenceIndex, SkipLayers,
+};
 pub use rng::{Rng, RngKind};
-pub use sampler::{Denoise, Noise, Sampler, SamplerKind};
-pub use schedule::{ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, flux_shift, shifted};
+pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};
+pub use schedule::{Ays, ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, flux_shift, shifted};
+pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Result, Tensor};

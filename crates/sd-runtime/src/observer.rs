@@ -9,6 +9,8 @@ use crate::request::GeneratedImage;
 pub enum Stage {
     /// Prompts become conditioning.
     TextEncode,
+    /// Pictures that the request brings along become latents.
+    Encode,
     /// The sampler's steps.
     Denoise,
     /// The latent becomes a picture.
@@ -20,6 +22,7 @@ impl Stage {
     pub fn name(self) -> &'static str {
         match self {
             Stage::TextEncode => "text encoding",
+            Stage::Encode => "encoding",
             Stage::Denoise => "denoising",
             Stage::Decode => "decoding",
         }

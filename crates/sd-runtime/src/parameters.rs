@@ -2,11 +2,13 @@
 
 use std::fmt::Write;
 
+use sd_core::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::request::{ReferenceIndex, SkipLayers};
 use crate::rng::RngKind;
-use crate::sampler::SamplerKind;
-use crate::schedule::SchedulerKind;
+use crate::sampler::{SampleOptions, SamplerKind};
+use crate::schedule::{SchedulerKind, TIMESTEPS};
 
 /// Everything that determined one picture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,12 +41,66 @@ pub struct Parameters {
     pub sampler_rng: Option<RngKind>,
     /// The model's name.
     pub model: String,
+    /// Strength of distilled guidance, where the network reads it.
+    pub guidance: Option<f32>,
+    /// Guidance towards the picture that was edited.
+    pub image_cfg_scale: Option<f32>,
+    /// The shift of a flow's noise levels, if it was not the model's own.
+    pub flow_shift: Option<f32>,
+    /// Noise levels that replaced the schedule's.
+    pub sigmas: Option<Vec<f64>>,
+    /// The shift of the timesteps that the network was told.
+    pub timestep_shift: Option<u32>,
+    /// How much of the picture to start from was painted anew; `None` if it started from noise alone.
+    pub strength: Option<f32>,
+    /// Whether a mask said which part was painted anew.
+    pub masked: bool,
+    /// How many reference pictures there were.
+    pub references: u32,
+    /// How they were placed.
+    pub reference_index: ReferenceIndex,
+    /// Whether they were resized to the number of pixels of the result.
+    pub ref_resize: bool,
+    /// The most pixels they were resized to.
+    pub ref_max_pixels: u32,
+    /// Skip-layer guidance.
+    pub slg: Option<SkipLayers>,
+    /// Whether the left and right edges meet.
+    pub circular_x: bool,
+    /// Whether the top and bottom edges meet.
+    pub circular_y: bool,
+    /// The refiner that finished it.
+    pub refiner: Option<Refiner>,
+    /// Fine tuning of sampler, schedule and guidance, as the request spells it.
+    pub extra_sample_args: String,
+}
+
+/// A refiner and when it took over.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Refiner {
+    /// Its name.
+    pub model: String,
+    /// The share of the noise's timesteps that were done before.
+    pub switch: f32,
+}
+
+impl Refiner {
+    /// It does the steps that begin below this timestep (`denoising_end` and `denoising_start` of diffusers).
+    pub(crate) fn first_timestep(&self) -> f64 {
+        let all = TIMESTEPS as f64;
+        (all - f64::from(self.switch) * all).round()
+    }
 }
 
 impl Parameters {
-    /// How many predictions a step needs: guidance of 1 leaves out the negative prompt.
-    pub(crate) fn conditions(&self) -> usize {
-        if self.cfg_scale == 1.0 { 1 } else { 2 }
+    /// [`Parameters::extra_sample_args`], read.
+    pub(crate) fn sample_options(&self) -> Result<SampleOptions> {
+        self.extra_sample_args.parse()
+    }
+
+    /// Whether the picture repeats down and across.
+    pub(crate) fn circular(&self) -> [bool; 2] {
+        [self.circular_y, self.circular_x]
     }
 
     /// The text as A1111's web UI writes and reads it: prompt, negative prompt, then one line of `Name: value`
@@ -63,6 +119,7 @@ impl Parameters {
             ("Size", format!("{}x{}", self.width, self.height)),
             ("Model", self.model.clone()),
         ];
+        pairs.extend(self.optional_pairs());
         if self.clip_skip > 1 {
             pairs.push(("Clip skip", self.clip_skip.to_string()));
         }
@@ -79,6 +136,43 @@ impl Parameters {
         let _ = write!(text, "\n{}", line.join(", "));
         text
     }
+
+    /// What only some pictures have, by the names of A1111's web UI and of its descendants.
+    fn optional_pairs(&self) -> Vec<(&'static str, String)> {
+        let mut pairs = Vec::new();
+        let mut add = |name: &'static str, value: Option<String>| pairs.extend(value.map(|v| (name, v)));
+        let number = |value: Option<f32>| value.map(|v| v.to_string());
+        add("Denoising strength", number(self.strength));
+        add("Distilled CFG Scale", number(self.guidance));
+        add("Image CFG scale", number(self.image_cfg_scale));
+        add("Shift", number(self.flow_shift));
+        add("Sigmas", self.sigmas.as_deref().map(list));
+        add("Timestep shift", self.timestep_shift.map(|t| t.to_string()));
+        add("References", Some(self.references).filter(|n| *n > 0).map(|n| n.to_string()));
+        if let Some(slg) = &self.slg {
+            add("SLG scale", Some(slg.scale.to_string()));
+            add("SLG layers", Some(list(&slg.layers)));
+            add("SLG start", Some(slg.start.to_string()));
+            add("SLG end", Some(slg.end.to_string()));
+        }
+        add("Extra sample args", Some(self.extra_sample_args.clone()));
+        let tiling = match (self.circular_x, self.circular_y) {
+            (true, true) => Some("True"),
+            (true, false) => Some("X"),
+            (false, true) => Some("Y"),
+            (false, false) => None,
+        };
+        add("Tiling", tiling.map(str::to_owned));
+        if let Some(refiner) = &self.refiner {
+            add("Refiner", Some(refiner.model.clone()));
+            add("Refiner switch at", Some(refiner.switch.to_string()));
+        }
+        pairs
+    }
+}
+
+fn list<T: ToString>(values: &[T]) -> String {
+    values.iter().map(T::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// A1111's names: NV is CUDA's generator computed anywhere.
@@ -118,6 +212,22 @@ mod tests {
             rng: RngKind::Cuda,
             sampler_rng: None,
             model: "demo".into(),
+            guidance: None,
+            image_cfg_scale: None,
+            flow_shift: None,
+            sigmas: None,
+            timestep_shift: None,
+            strength: None,
+            masked: false,
+            references: 0,
+            reference_index: ReferenceIndex::Fixed,
+            ref_resize: true,
+            ref_max_pixels: 1 << 20,
+            slg: None,
+            circular_x: false,
+            circular_y: false,
+            refiner: None,
+            extra_sample_args: String::new(),
         }
     }
 
@@ -147,6 +257,25 @@ mod tests {
              Steps: 20, Sampler: DPM++ 2M, Schedule type: Normal, CFG scale: 7.5, Seed: 42, Size: 128x192, \
              Model: \"my, model: \\\"x\\\"\", Clip skip: 2, Eta: 0.5, RNG: CPU, Sampler RNG: NV, Version: sd-rs"
         );
+    }
+
+    #[test]
+    fn text_of_what_only_some_pictures_have() {
+        let p = Parameters {
+            strength: Some(0.75),
+            guidance: Some(3.5),
+            image_cfg_scale: Some(1.5),
+            sigmas: Some(vec![1.0, 0.5, 0.0]),
+            slg: Some(SkipLayers { scale: 2.5, ..SkipLayers::default() }),
+            circular_x: true,
+            circular_y: true,
+            refiner: Some(Refiner { model: "sd_xl_refiner_1.0".into(), switch: 0.8 }),
+            ..parameters()
+        };
+        let want = "Model: demo, Denoising strength: 0.75, Distilled CFG Scale: 3.5, Image CFG scale: 1.5, \
+                    Sigmas: \"1, 0.5, 0\", SLG scale: 2.5, SLG layers: \"7, 8, 9\", SLG start: 0.01, SLG end: 0.2, \
+                    Tiling: True, Refiner: sd_xl_refiner_1.0, Refiner switch at: 0.8, RNG: NV";
+        assert!(p.to_text().contains(want), "{}", p.to_text());
     }
 
     #[test]

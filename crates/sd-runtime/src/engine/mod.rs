@@ -1,5 +1,7 @@
 //! The engine: a model on a device, and the path of one request through it.
 
+mod evaluate;
+mod facts;
 mod networks;
 
 use std::collections::BTreeMap;
@@ -11,10 +13,11 @@ use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
 use sd_io::Checkpoint;
 use sd_models::{Files, Info, Model, Part};
 
+use crate::generate::{self, Networks, Watch};
 use crate::guidance::Prediction;
 use crate::observer::Observer;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
-use crate::txt2img::{self, Watch};
+use crate::resolve::Given;
 use networks::{Loaded, Options};
 
 /// What to load and where to run it.
@@ -131,7 +134,7 @@ impl EngineBuilder {
         };
         let mut model = Model::open(&files)?;
         if let Some(prediction) = self.options.prediction {
-            model.set_prediction(networks::to_model(prediction)?);
+            model.set_prediction(facts::to_model(prediction)?);
         }
         let report = model.dry_run()?;
         let device = Device::find(&self.device)?;
@@ -179,6 +182,7 @@ fn defaults(info: &Info) -> Result<Defaults> {
         height: small(d.size[1])?,
         steps: small(d.steps)?,
         cfg_scale: d.cfg,
+        guidance: info.guidance.then_some(d.guidance),
         sampler: d.sampler.parse()?,
         scheduler: d.schedule.parse()?,
         clip_skip: small(d.clip_skip)?,
@@ -232,8 +236,17 @@ impl Engine {
         if self.networks.settle_prediction(cancel)? {
             self.info.defaults = defaults(self.networks.info())?;
         }
-        let resolved = request.resolve(&self.info.name, &self.info.defaults, random_seed())?;
-        txt2img::run(&mut self.networks, &resolved, &mut Watch { observer, cancel })
+        let resolved = request.resolve(&Given {
+            model: &self.info.name,
+            defaults: &self.info.defaults,
+            facts: self.networks.facts(),
+            refiner: None,
+            random_seed: random_seed(),
+        })?;
+        let mut images = Vec::new();
+        let mut watch = Watch { observer, cancel };
+        generate::run(&mut self.networks, None, request, &resolved, &mut watch, &mut |image| images.push(image))?;
+        Ok(images)
     }
 
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.

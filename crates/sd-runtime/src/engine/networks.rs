@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Error, Program, Result, RunnerOptions, Tensor, TypePolicy, WeightSource,
-    convert,
+    CancelToken, Cuts, DType, Device, Error, Result, RunnerOptions, Tensor, TypePolicy, WeightSource, convert,
 };
-use sd_models::{Conditioning, Evaluation, Info, Model, Noise, Part, Prompt};
+use sd_models::{Conditioning, Evaluation, Info, Model, Part, Prompt};
 
+use super::evaluate::Evaluator;
+use super::facts::facts;
+use crate::generate::{Call, Facts, Moments, Networks};
 use crate::guidance::Prediction;
 use crate::observer::Stage;
-use crate::schedule::SigmaTable;
-use crate::txt2img::{Latents, Networks};
 
 /// How many prompts' conditioning is kept.
 const KEPT_PROMPTS: usize = 16;
@@ -32,15 +32,14 @@ pub(super) struct Loaded {
     model: Model,
     device: Arc<Device>,
     options: Options,
-    latents: Latents,
+    facts: Facts,
     /// One for each of the model's components.
     runners: Runners,
     /// The autoencoder with f32 weights, once it was needed.
     precise_vae: Option<Runner>,
     /// Conditioning by prompt, the latest last.
     prompts: Vec<(Key, Conditioning)>,
-    /// The network of the last evaluation.
-    network: Option<(Evaluation, Program)>,
+    evaluator: Evaluator,
 }
 
 type Runners = BTreeMap<Part, Runner>;
@@ -49,14 +48,14 @@ type Key = (String, bool, usize, [usize; 2]);
 
 impl Loaded {
     pub(super) fn new(model: Model, device: Arc<Device>, options: Options) -> Result<Loaded> {
-        let latents = latents(model.info())?;
+        let facts = facts(model.info(), options.prediction)?;
         let runner = |part: Part| runner_options(&options, part == Part::Diffusion);
         let runners = model
             .components()
             .map(|c| Ok((c.part(), Runner::new(device.clone(), c.source(), runner(c.part()))?)))
             .collect::<Result<_>>()?;
-        let (prompts, network) = (Vec::new(), None);
-        Ok(Loaded { model, device, options, latents, runners, precise_vae: None, prompts, network })
+        let (prompts, evaluator) = (Vec::new(), Evaluator::default());
+        Ok(Loaded { model, device, options, facts, runners, precise_vae: None, prompts, evaluator })
     }
 
     /// Facts about the model.
@@ -75,7 +74,7 @@ impl Loaded {
             .try_prediction(&mut |part, program, inputs| runner(runners, part)?.run(program, inputs, cancel))?;
         tracing::info!("the checkpoint does not say what it predicts; a try says {prediction:?}");
         self.model.set_prediction(prediction);
-        self.latents = latents(self.model.info())?;
+        self.facts = facts(self.model.info(), self.options.prediction)?;
         Ok(true)
     }
 
@@ -89,32 +88,18 @@ impl Loaded {
         self.prompts.clear();
     }
 
-    /// Evaluates the diffusion network once for conditions that have the same number of tokens.
-    fn evaluate(
-        &mut self,
-        x: &Tensor,
-        t: f64,
-        conditions: &[&Conditioning],
-        cancel: &CancelToken,
-    ) -> Result<Vec<Tensor>> {
-        let batch = conditions.len();
-        let [_, c, h, w] = dims(x)?;
-        let context = Tensor::concat_batch(&conditions.iter().map(|c| &c.context).collect::<Vec<_>>())?;
-        let vectors: Vec<&Tensor> = conditions.iter().filter_map(|c| c.vector.as_ref()).collect();
-        let vector = if vectors.is_empty() { None } else { Some(Tensor::concat_batch(&vectors)?) };
-        let tokens = context.shape().dim(1);
-        let key = Evaluation { batch, size: [h, w], tokens, ..Evaluation::default() };
-        if self.network.as_ref().is_none_or(|(k, _)| *k != key) {
-            let program = self.model.diffusion_program(&key)?;
-            self.network = Some((key, program));
+    /// The runner of the autoencoder, with f32 weights if `precise`.
+    fn autoencoder(&mut self, precise: bool) -> Result<&mut Runner> {
+        if !precise {
+            return runner(&mut self.runners, Part::Autoencoder);
         }
-        let Some((_, program)) = &self.network else { return Err(Error::internal("no diffusion program")) };
-        let timesteps = Tensor::f32(&[batch], vec![t as f32; batch])?;
-        let x = Tensor::concat_batch(&vec![x; batch])?;
-        let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("context", &context)];
-        inputs.extend(vector.iter().map(|v| ("vector", v)));
-        let out = only(runner(&mut self.runners, Part::Diffusion)?.run(program, &inputs, cancel)?)?;
-        out.values().chunks(c * h * w).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
+        if self.precise_vae.is_none() {
+            let types = TypePolicy::Convert(DType::F32);
+            let options = RunnerOptions { types, ..runner_options(&self.options, false) };
+            let source = self.model.component(Part::Autoencoder)?.source();
+            self.precise_vae = Some(Runner::new(self.device.clone(), source, options)?);
+        }
+        self.precise_vae.as_mut().ok_or_else(|| Error::internal("no f32 autoencoder"))
     }
 }
 
@@ -123,17 +108,16 @@ fn runner(runners: &mut Runners, part: Part) -> Result<&mut Runner> {
 }
 
 impl Networks for Loaded {
-    fn latents(&self) -> &Latents {
-        &self.latents
+    fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
-        let [_, _, h, w] = latent;
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
         let total = self.device.memory().total;
-        let tokens = self.info().tokens;
-        let evaluation = Evaluation { batch: conditions, size: [h, w], tokens, ..Evaluation::default() };
+        let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
         let network = self.model.diffusion_program(&evaluation)?;
-        let decoder = self.model.decode_program(1, h, w, [false; 2])?;
+        let [h, w] = evaluation.size;
+        let decoder = self.model.decode_program(1, h, w, evaluation.circular)?;
         for (stage, part, program) in
             [(Stage::Denoise, Part::Diffusion, network), (Stage::Decode, Part::Autoencoder, decoder)]
         {
@@ -166,48 +150,50 @@ impl Networks for Loaded {
         Ok(conditioning)
     }
 
-    fn predict(
-        &mut self,
-        x: &Tensor,
-        t: f64,
-        conditions: &[&Conditioning],
-        cancel: &CancelToken,
-    ) -> Result<Vec<Tensor>> {
-        let mut shapes = conditions.iter().map(|c| c.context.shape());
-        let first = shapes.next();
-        if shapes.all(|s| Some(s) == first) {
-            return self.evaluate(x, t, conditions, cancel);
-        }
-        let mut out = Vec::new();
-        for condition in conditions {
-            out.append(&mut self.evaluate(x, t, &[condition], cancel)?);
-        }
-        Ok(out)
+    fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>> {
+        let runner = runner(&mut self.runners, Part::Diffusion)?;
+        self.evaluator.predict(&self.model, runner, call, cancel)
     }
 
-    fn decode(&mut self, latent: &Tensor, precise: bool, cancel: &CancelToken) -> Result<Tensor> {
+    fn encode(
+        &mut self,
+        picture: &Tensor,
+        circular: [bool; 2],
+        precise: bool,
+        cancel: &CancelToken,
+    ) -> Result<Moments> {
+        let [_, _, h, w] = dims(picture)?;
+        let program = self.model.encode_program(1, h, w, circular)?;
+        let moments = only(self.autoencoder(precise)?.run(&program, &[("image", picture)], cancel)?)?;
+        let [_, c, h, w] = dims(&moments)?;
+        let (mean, log_variance) = moments.values().split_at(moments.values().len() / 2);
+        let latent = self.model.info().latent;
+        let mut mean = Tensor::f32(&[1, c / 2, h, w], mean.to_vec())?;
+        latent.to_network(&mut mean);
+        // The bounds are those of `DiagonalGaussianDistribution` in CompVis' and diffusers' autoencoders.
+        let deviation = |v: &f32| latent.scale * (0.5 * v.clamp(-30.0, 20.0)).exp();
+        let deviation = Tensor::f32(&[1, c / 2, h, w], log_variance.iter().map(deviation).collect())?;
+        Ok(Moments { mean, deviation })
+    }
+
+    fn decode(
+        &mut self,
+        latent: &Tensor,
+        circular: [bool; 2],
+        precise: bool,
+        cancel: &CancelToken,
+    ) -> Result<Tensor> {
         let [_, _, h, w] = dims(latent)?;
-        let program = self.model.decode_program(1, h, w, [false; 2])?;
+        let program = self.model.decode_program(1, h, w, circular)?;
         let mut latent = latent.clone();
         self.model.info().latent.to_autoencoder(&mut latent);
-        let runner = if precise {
-            if self.precise_vae.is_none() {
-                let types = TypePolicy::Convert(DType::F32);
-                let options = RunnerOptions { types, ..runner_options(&self.options, false) };
-                let source = self.model.component(Part::Autoencoder)?.source();
-                self.precise_vae = Some(Runner::new(self.device.clone(), source, options)?);
-            }
-            self.precise_vae.as_mut().ok_or_else(|| Error::internal("no f32 autoencoder"))?
-        } else {
-            runner(&mut self.runners, Part::Autoencoder)?
-        };
-        only(runner.run(&program, &[("latent", &latent)], cancel)?)
+        only(self.autoencoder(precise)?.run(&program, &[("latent", &latent)], cancel)?)
     }
 
     fn broken_weight(&self, stage: Stage) -> Option<String> {
         let runs = |part: Part| match part {
             Part::Diffusion => stage == Stage::Denoise,
-            Part::Autoencoder => stage == Stage::Decode,
+            Part::Autoencoder => matches!(stage, Stage::Encode | Stage::Decode),
             Part::ClipL | Part::ClipG | Part::T5 => stage == Stage::TextEncode,
         };
         self.model.components().filter(|c| runs(c.part())).find_map(|c| broken_weight(&*c.source()))
@@ -224,39 +210,6 @@ fn broken_weight(source: &dyn WeightSource) -> Option<String> {
     };
     let origin = source.origin(source.names().into_iter().find(broken)?);
     Some(format!("{} ({})", origin.name, origin.file))
-}
-
-/// The model's name for a prediction.
-pub(super) fn to_model(prediction: Prediction) -> Result<sd_models::Prediction> {
-    match prediction {
-        Prediction::Eps => Ok(sd_models::Prediction::Epsilon),
-        Prediction::V => Ok(sd_models::Prediction::V),
-        Prediction::Flow => Ok(sd_models::Prediction::Flow),
-    }
-}
-
-/// Noise is assumed to be predicted until [`Loaded::settle_prediction`].
-fn latents(info: &Info) -> Result<Latents> {
-    let prediction = match info.prediction {
-        Some(sd_models::Prediction::Epsilon) | None => Prediction::Eps,
-        Some(sd_models::Prediction::V) => Prediction::V,
-        Some(sd_models::Prediction::Flow) => Prediction::Flow,
-    };
-    let pixels = info.latent.compression.max(1);
-    let table = match &info.noise {
-        Noise::ScaledLinear => SigmaTable::scaled_linear(),
-        Noise::ZeroTerminalSnr => SigmaTable::zero_terminal_snr(),
-        Noise::AlphasCumprod(alphas) => SigmaTable::from_alphas_cumprod(alphas)?,
-        Noise::Continuous { min, max } => SigmaTable::continuous(*min, *max),
-        Noise::Flow { .. } => return Err(Error::unsupported("noise levels of a flow")),
-    };
-    Ok(Latents {
-        channels: info.latent.channels,
-        pixels,
-        multiple: (info.size_multiple / pixels).max(1),
-        prediction,
-        table,
-    })
 }
 
 /// Numbered cuts are those of the diffusion network.
@@ -280,11 +233,11 @@ fn has_room(stage: Stage, need: usize, device: &str, total: usize) -> Result<()>
     Err(Error::request(message).hint("ask for a smaller picture"))
 }
 
-fn dims(x: &Tensor) -> Result<[usize; 4]> {
+pub(super) fn dims(x: &Tensor) -> Result<[usize; 4]> {
     x.shape().array().ok_or_else(|| Error::internal(format!("a latent is {}", x.shape())))
 }
 
-fn only(outputs: Vec<Tensor>) -> Result<Tensor> {
+pub(super) fn only(outputs: Vec<Tensor>) -> Result<Tensor> {
     let mut outputs = outputs.into_iter();
     outputs.next().ok_or_else(|| Error::internal("a program without a result"))
 }

@@ -1,14 +1,17 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
+mod pictures;
+mod value;
+
 use crate::later;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+use pictures::{Pictures, Steps};
 use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind};
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::path::PathBuf;
-use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
+use value::{ImgGen, log_level, mode, named, not_negative, output, weight_type, whole};
 
 const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
 const MODEL_HELP: &str =
@@ -32,6 +35,10 @@ pub(crate) struct Args {
     pub(crate) context: Context,
     #[command(flatten)]
     pub(crate) generation: Generation,
+    #[command(flatten)]
+    pub(crate) steps: Steps,
+    #[command(flatten)]
+    pub(crate) pictures: Pictures,
 }
 
 /// What this program does with its results and its log.
@@ -82,6 +89,9 @@ pub(crate) struct Context {
     /// Second text encoder, OpenCLIP bigG, that replaces the checkpoint's
     #[arg(long = "clip_g", value_name = "path")]
     pub(crate) clip_g: Option<PathBuf>,
+    /// T5-XXL text encoder that replaces the checkpoint's
+    #[arg(long, value_name = "path")]
+    pub(crate) t5xxl: Option<PathBuf>,
     /// Autoencoder that replaces the checkpoint's
     #[arg(long, value_name = "path")]
     pub(crate) vae: Option<PathBuf>,
@@ -205,78 +215,8 @@ fn last_of(matches: &ArgMatches, id: &str) -> usize {
     last.map_or(0, |index| index + 1)
 }
 
-/// The one mode there is.
-#[derive(Debug, Clone)]
-struct ImgGen;
-
-fn mode(text: &str) -> Result<ImgGen, String> {
-    match text {
-        "img_gen" => Ok(ImgGen),
-        "adetailer" | "vid_gen" | "upscale" | "convert" | "metadata" => {
-            Err("not supported yet, only img_gen is".to_owned())
-        }
-        _ => Err("no such mode; there is img_gen".to_owned()),
-    }
-}
-
-fn output(text: &str) -> Result<String, String> {
-    if text.is_empty() {
-        return Err("want a path".to_owned());
-    }
-    if text.to_ascii_lowercase().ends_with(".webp") {
-        return Err("WebP is not supported yet; want .png, .jpg, .jpeg or .jpe".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
-/// Level names, most verbose first. `tracing` has the same five under other names.
-fn log_level(text: &str) -> Result<LevelFilter, String> {
-    match text {
-        "debug" => Ok(LevelFilter::TRACE),
-        "verbose" => Ok(LevelFilter::DEBUG),
-        "info" => Ok(LevelFilter::INFO),
-        "warn" => Ok(LevelFilter::WARN),
-        "error" => Ok(LevelFilter::ERROR),
-        _ => Err("want debug, verbose, info, warn or error".to_owned()),
-    }
-}
-
-/// A type that weights can be converted to.
-fn weight_type(text: &str) -> Result<DType, String> {
-    DType::parse(text).filter(|d| d.is_weight_type()).ok_or_else(|| {
-        let names: Vec<&str> = DType::all().filter(|d| d.is_weight_type()).map(DType::name).collect();
-        format!("want one of {}", names.join(", "))
-    })
-}
-
-/// A parser of whole numbers from `least` to `most`, of which not a character may be left over.
-fn whole<T>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> + Clone
-where
-    T: FromStr + PartialOrd + Display + Copy,
-{
-    move |text| {
-        let number: Option<T> = text.parse().ok();
-        let number = number.filter(|n| *n >= least && *n <= most);
-        number.ok_or_else(|| format!("want a whole number from {least} to {most}"))
-    }
-}
-
-fn not_negative(text: &str) -> Result<f32, String> {
-    let number: Option<f32> = text.parse().ok();
-    number.filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(|| "want a number of 0 or more".to_owned())
-}
-
-fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|e: sd_runtime::Error| {
-        let message = e.to_string();
-        // clap names the option itself.
-        message.split_once(": ").map_or(message.clone(), |(_, rest)| rest.to_owned())
-    })
-}
-
 /// A hidden option for [`later`].
-pub(crate) fn hidden(name: &'static str, short: Option<char>, takes_value: bool) -> Arg {
+pub(crate) fn hidden(name: &'static str, takes_value: bool) -> Arg {
     let action = if takes_value { ArgAction::Append } else { ArgAction::SetTrue };
-    let arg = Arg::new(name).long(name).hide(true).action(action);
-    if let Some(short) = short { arg.short(short) } else { arg }
+    Arg::new(name).long(name).hide(true).action(action)
 }

@@ -1,14 +1,18 @@
 //! The loop with networks that have a closed form.
 
 use super::*;
-use crate::request::{Defaults, ImageRequest};
+use crate::observer::StepLatent;
+use crate::request::Defaults;
+use crate::resolve::Given;
+use crate::rng::Rng;
 use crate::sampler::SamplerKind;
 use crate::schedule::SchedulerKind;
 
 /// Data are N(0, 1) whatever the prompt, so the best denoiser is x / (1 + sigma^2). Prompts and pictures can be made
 /// to break.
 struct Fake {
-    latents: Latents,
+    facts: Facts,
+    table: SigmaTable,
     /// Decodes with weights as stored fail.
     narrow_vae: bool,
     cancel_at: Option<(usize, CancelToken)>,
@@ -18,18 +22,31 @@ struct Fake {
 impl Fake {
     fn new() -> Fake {
         let table = SigmaTable::scaled_linear();
-        let latents = Latents { channels: 4, pixels: 8, multiple: 8, prediction: Prediction::Eps, table };
-        Fake { latents, narrow_vae: false, cancel_at: None, evaluations: 0 }
+        let facts = Facts {
+            family: "fake",
+            channels: 4,
+            pixels: 8,
+            multiple: 8,
+            prediction: Prediction::Eps,
+            levels: Levels::Table(table.clone()),
+            guidance: false,
+            joined: Joined::None,
+            references: false,
+            blocks: 0,
+            ays: None,
+            picture_scale: 1.0,
+        };
+        Fake { facts, table, narrow_vae: false, cancel_at: None, evaluations: 0 }
     }
 }
 
 impl Networks for Fake {
-    fn latents(&self) -> &Latents {
-        &self.latents
+    fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    fn fits(&mut self, latent: [usize; 4], conditions: usize) -> Result<()> {
-        assert!(latent[..2] == [1, 4] && (1..=2).contains(&conditions));
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
+        assert!((1..=4).contains(&evaluation.batch));
         Ok(())
     }
 
@@ -43,32 +60,52 @@ impl Networks for Fake {
         Ok(Conditioning { context: Tensor::f32(&[1, 1, 1], vec![value])?, vector: None })
     }
 
-    fn predict(
-        &mut self,
-        x: &Tensor,
-        t: f64,
-        conditions: &[&Conditioning],
-        _cancel: &CancelToken,
-    ) -> Result<Vec<Tensor>> {
+    fn predict(&mut self, call: &Call<'_>, _cancel: &CancelToken) -> Result<Vec<Tensor>> {
+        let (x, t) = (call.x, call.timestep);
         self.evaluations += 1;
         if let Some((_, token)) = self.cancel_at.as_ref().filter(|(at, _)| *at == self.evaluations) {
             token.cancel();
         }
-        let sigma = self.latents.table.sigma(t);
-        let one = |condition: &&Conditioning| {
+        let sigma = self.table.sigma(t);
+        let one = |branch: &Branch<'_>| {
             // eps = (x - D) / sigma with x = input * sqrt(1 + sigma^2).
             let v2 = 1.0 + sigma * sigma;
-            let broken = condition.context.values() == [1.0] && self.evaluations == 2;
+            let broken = branch.conditioning.context.values() == [1.0] && self.evaluations == 2;
             let eps = |v: &f32| {
                 let x = f64::from(*v) * v2.sqrt();
                 if broken { f32::INFINITY } else { ((x - x / v2) / sigma) as f32 }
             };
             Tensor::f32(x.dims(), x.values().iter().map(eps).collect())
         };
-        conditions.iter().map(one).collect()
+        call.branches.iter().map(one).collect()
     }
 
-    fn decode(&mut self, latent: &Tensor, precise: bool, _cancel: &CancelToken) -> Result<Tensor> {
+    /// Every channel is the mean of a cell's pixels over all colours; there is no spread.
+    fn encode(
+        &mut self,
+        picture: &Tensor,
+        _circular: [bool; 2],
+        _precise: bool,
+        _cancel: &CancelToken,
+    ) -> Result<Moments> {
+        let [_, _, height, width] = picture.shape().array().unwrap();
+        let (h, w) = (height / 8, width / 8);
+        let cell = |i: usize| {
+            let (y, x) = (i / w % h * 8, i % w * 8);
+            let pixels = (0..3 * 64).map(|p| (p / 64 * height + y + p / 8 % 8) * width + x + p % 8);
+            pixels.map(|at| picture.values()[at]).sum::<f32>() / 192.0
+        };
+        let mean = Tensor::f32(&[1, 4, h, w], (0..4 * h * w).map(cell).collect())?;
+        Ok(Moments { mean, deviation: Tensor::zeros(&[1, 4, h, w])? })
+    }
+
+    fn decode(
+        &mut self,
+        latent: &Tensor,
+        _circular: [bool; 2],
+        precise: bool,
+        _cancel: &CancelToken,
+    ) -> Result<Tensor> {
         let [_, _, h, w] = latent.shape().array().unwrap();
         let value = |i: usize| latent.values()[i % latent.values().len()] / 4.0;
         let broken = self.narrow_vae && !precise;
@@ -86,6 +123,7 @@ const DEFAULTS: Defaults = Defaults {
     height: 64,
     steps: 3,
     cfg_scale: 7.0,
+    guidance: None,
     sampler: SamplerKind::EulerA,
     scheduler: SchedulerKind::Discrete,
     clip_skip: 1,
@@ -119,8 +157,22 @@ impl Observer for Log {
 
 fn generate(net: &mut Fake, request: &ImageRequest, log: &mut Log) -> Result<Vec<GeneratedImage>> {
     let cancel = net.cancel_at.as_ref().map(|(_, token)| token.clone()).unwrap_or_default();
-    let resolved = request.resolve("fake", &DEFAULTS, 7)?;
-    run(net, &resolved, &mut Watch { observer: log, cancel: &cancel })
+    drive(net, request, log, &cancel)
+}
+
+fn drive(
+    net: &mut Fake,
+    request: &ImageRequest,
+    observer: &mut dyn Observer,
+    cancel: &CancelToken,
+) -> Result<Vec<GeneratedImage>> {
+    let facts = net.facts.clone();
+    let given = Given { model: "fake", defaults: &DEFAULTS, facts: &facts, refiner: None, random_seed: 7 };
+    let resolved = request.resolve(&given)?;
+    let mut images = Vec::new();
+    let mut watch = Watch { observer, cancel };
+    run(net, None, request, &resolved, &mut watch, &mut |image| images.push(image))?;
+    Ok(images)
 }
 
 fn prompt(prompt: &str) -> ImageRequest {
@@ -155,10 +207,8 @@ fn a_fine_run_follows_the_exact_flow() {
     }
     let request = ImageRequest { steps: Some(400), sampler: Some(SamplerKind::Euler), ..prompt("") };
     let mut last = Last(Vec::new());
-    let cancel = CancelToken::new();
-    let resolved = request.resolve("fake", &DEFAULTS, 7).unwrap();
-    run(&mut Fake::new(), &resolved, &mut Watch { observer: &mut last, cancel: &cancel }).unwrap();
-    let noise = Rng::new(resolved.first.rng, 42).randn(4 * 64);
+    drive(&mut Fake::new(), &request, &mut last, &CancelToken::new()).unwrap();
+    let noise = Rng::new(crate::rng::RngKind::Cuda, 42).randn(4 * 64);
     let sigma = SigmaTable::scaled_linear().max();
     let factor = sigma / (1.0 + sigma * sigma).sqrt();
     for (got, noise) in last.0.iter().zip(&noise) {
@@ -244,8 +294,7 @@ fn another_sampler_generator_changes_only_the_samplers_noise() {
             }
         }
         let mut o = First(None);
-        let resolved = r.resolve("fake", &DEFAULTS, 7).unwrap();
-        let images = run(&mut Fake::new(), &resolved, &mut Watch { observer: &mut o, cancel: &CancelToken::new() });
+        let images = drive(&mut Fake::new(), r, &mut o, &CancelToken::new());
         (o.0.unwrap(), images.unwrap().remove(0).rgb)
     };
     let (same, other) = (first(&with(Cuda, Some(Cuda))), first(&with(Cuda, Some(Cpu))));

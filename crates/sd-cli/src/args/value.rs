@@ -1,0 +1,121 @@
+//! Parsers of option values. They return what is wrong with a value; clap names the option.
+
+use sd_runtime::DType;
+use std::fmt::Display;
+use std::str::FromStr;
+use tracing::level_filters::LevelFilter;
+
+/// The one mode there is.
+#[derive(Debug, Clone)]
+pub(crate) struct ImgGen;
+
+pub(super) fn mode(text: &str) -> Result<ImgGen, String> {
+    match text {
+        "img_gen" => Ok(ImgGen),
+        "adetailer" | "vid_gen" | "upscale" | "convert" | "metadata" => {
+            Err("not supported yet, only img_gen is".to_owned())
+        }
+        _ => Err("no such mode; there is img_gen".to_owned()),
+    }
+}
+
+pub(super) fn output(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("want a path".to_owned());
+    }
+    if text.to_ascii_lowercase().ends_with(".webp") {
+        return Err("WebP is not supported yet; want .png, .jpg, .jpeg or .jpe".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// Level names, most verbose first. `tracing` has the same five under other names.
+pub(super) fn log_level(text: &str) -> Result<LevelFilter, String> {
+    match text {
+        "debug" => Ok(LevelFilter::TRACE),
+        "verbose" => Ok(LevelFilter::DEBUG),
+        "info" => Ok(LevelFilter::INFO),
+        "warn" => Ok(LevelFilter::WARN),
+        "error" => Ok(LevelFilter::ERROR),
+        _ => Err("want debug, verbose, info, warn or error".to_owned()),
+    }
+}
+
+/// A type that weights can be converted to.
+pub(super) fn weight_type(text: &str) -> Result<DType, String> {
+    DType::parse(text).filter(|d| d.is_weight_type()).ok_or_else(|| {
+        let names: Vec<&str> = DType::all().filter(|d| d.is_weight_type()).map(DType::name).collect();
+        format!("want one of {}", names.join(", "))
+    })
+}
+
+/// A parser of whole numbers from `least` to `most`, of which not a character may be left over.
+pub(super) fn whole<T>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> + Clone
+where
+    T: FromStr + PartialOrd + Display + Copy,
+{
+    move |text| {
+        let number: Option<T> = text.parse().ok();
+        let number = number.filter(|n| *n >= least && *n <= most);
+        number.ok_or_else(|| format!("want a whole number from {least} to {most}"))
+    }
+}
+
+pub(super) fn number(text: &str) -> Result<f32, String> {
+    let number: Option<f32> = text.trim().parse().ok();
+    number.filter(|x| x.is_finite()).ok_or_else(|| "want a number".to_owned())
+}
+
+pub(super) fn not_negative(text: &str) -> Result<f32, String> {
+    number(text).ok().filter(|x| *x >= 0.0).ok_or_else(|| "want a number of 0 or more".to_owned())
+}
+
+pub(super) fn fraction(text: &str) -> Result<f32, String> {
+    number(text).ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "want a number from 0 to 1".to_owned())
+}
+
+pub(super) fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|e: sd_runtime::Error| {
+        let message = e.to_string();
+        // clap names the option itself.
+        message.split_once(": ").map_or(message.clone(), |(_, rest)| rest.to_owned())
+    })
+}
+
+/// Several values in one: a list with commas or blanks between, in brackets or not.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct List<T>(pub(crate) Vec<T>);
+
+impl<T: FromStr> FromStr for List<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<List<T>, String> {
+        let inner = text.trim();
+        let inner = match (inner.strip_prefix('['), inner.ends_with(']')) {
+            (Some(inner), true) => inner.strip_suffix(']').unwrap_or(inner),
+            (None, false) => inner,
+            _ => return Err("want a list such as [7,8,9], a bracket is missing".to_owned()),
+        };
+        let items = inner.split([',', ' ']).map(str::trim).filter(|item| !item.is_empty());
+        let item =
+            |item: &str| item.parse().map_err(|_| format!("{item:?} is no such number; want a list as [7,8,9]"));
+        items.map(item).collect::<Result<_, _>>().map(List)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        let list = |text: &str| text.parse::<List<usize>>().map(|l| l.0);
+        assert_eq!(list("[7,8,9]"), Ok(vec![7, 8, 9]));
+        assert_eq!(list(" 7 8,, 9 "), Ok(vec![7, 8, 9]));
+        assert_eq!(list("[]"), Ok(vec![]));
+        for wrong in ["[7", "7]", "7,x", "-1", "7.5"] {
+            assert!(list(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!("1,0.5,0".parse::<List<f64>>().map(|l| l.0), Ok(vec![1.0, 0.5, 0.0]));
+    }
+}

@@ -1,0 +1,123 @@
+//! Evaluations of the diffusion network: branches that are alike run as one batch.
+
+use sd_core::exec::Runner;
+use sd_core::{CancelToken, Program, Result, Tensor};
+use sd_models::{Evaluation, Model};
+
+use super::networks::{dims, only};
+use crate::generate::{Branch, Call};
+
+/// How many programs are kept: as many as a step may need.
+const KEPT: usize = 4;
+
+/// The programs of the diffusion network that were needed last, the latest at the end.
+#[derive(Default)]
+pub(super) struct Evaluator {
+    built: Vec<Built>,
+}
+
+struct Built {
+    evaluation: Evaluation,
+    program: Program,
+    /// Inputs that follow from the evaluation.
+    tables: Vec<(&'static str, Tensor)>,
+}
+
+impl Evaluator {
+    /// The prediction of each branch, in order.
+    pub(super) fn predict(
+        &mut self,
+        model: &Model,
+        runner: &mut Runner,
+        call: &Call<'_>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
+        let mut out: Vec<Option<Tensor>> = call.branches.iter().map(|_| None).collect();
+        let evaluations: Vec<Evaluation> =
+            call.branches.iter().map(|b| evaluation(call, b)).collect::<Result<_>>()?;
+        for (first, evaluation) in evaluations.iter().enumerate() {
+            if evaluations.iter().take(first).any(|e| e == evaluation) {
+                continue;
+            }
+            let alike: Vec<(usize, &Branch<'_>)> =
+                call.branches.iter().enumerate().filter(|(i, _)| evaluations.get(*i) == Some(evaluation)).collect();
+            let evaluation = Evaluation { batch: alike.len(), ..evaluation.clone() };
+            let branches: Vec<&Branch<'_>> = alike.iter().map(|(_, b)| *b).collect();
+            let results = self.run(model, runner, call, evaluation, &branches, cancel)?;
+            for ((at, _), result) in alike.iter().zip(results) {
+                if let Some(slot) = out.get_mut(*at) {
+                    *slot = Some(result);
+                }
+            }
+        }
+        Ok(out.into_iter().flatten().collect())
+    }
+
+    fn run(
+        &mut self,
+        model: &Model,
+        runner: &mut Runner,
+        call: &Call<'_>,
+        evaluation: Evaluation,
+        branches: &[&Branch<'_>],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
+        let batch = branches.len();
+        let all = |of: &dyn Fn(&Branch<'_>) -> Option<Tensor>| -> Result<Option<Tensor>> {
+            let parts: Vec<Tensor> = branches.iter().filter_map(|b| of(b)).collect();
+            if parts.is_empty() {
+                Ok(None)
+            } else {
+                Tensor::concat_batch(&parts.iter().collect::<Vec<_>>()).map(Some)
+            }
+        };
+        let x = Tensor::concat_batch(&vec![call.x; batch])?;
+        let timesteps = Tensor::f32(&[batch], vec![call.timestep as f32; batch])?;
+        let guidance = Tensor::f32(&[batch], vec![call.guidance; batch])?;
+        let context = all(&|b| Some(b.conditioning.context.clone()))?;
+        let vector = all(&|b| b.conditioning.vector.clone())?;
+        let joined = all(&|b| b.joined.cloned())?;
+        let references = (0..evaluation.references.len())
+            .map(|i| Ok((format!("reference.{i}"), all(&|b| b.references.get(i).cloned())?)))
+            .collect::<Result<Vec<_>>>()?;
+        let built = self.built(model, evaluation)?;
+        let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("guidance", &guidance)];
+        inputs.extend(
+            [("context", &context), ("vector", &vector), ("joined", &joined)]
+                .iter()
+                .filter_map(|(n, t)| Some((*n, t.as_ref()?))),
+        );
+        inputs.extend(references.iter().filter_map(|(n, t)| Some((n.as_str(), t.as_ref()?))));
+        inputs.extend(built.tables.iter().map(|(n, t)| (*n, t)));
+        let out = only(runner.run(&built.program, &inputs, cancel)?)?;
+        let [_, c, h, w] = dims(&out)?;
+        out.values().chunks((c * h * w).max(1)).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
+    }
+
+    fn built(&mut self, model: &Model, evaluation: Evaluation) -> Result<&Built> {
+        if let Some(at) = self.built.iter().position(|b| b.evaluation == evaluation) {
+            let built = self.built.remove(at);
+            self.built.push(built);
+        } else {
+            let (program, tables) = (model.diffusion_program(&evaluation)?, model.tables(&evaluation)?);
+            if self.built.len() >= KEPT {
+                self.built.remove(0);
+            }
+            self.built.push(Built { evaluation, program, tables });
+        }
+        self.built.last().ok_or_else(|| sd_core::Error::internal("no diffusion program"))
+    }
+}
+
+/// What one branch is evaluated by, alone.
+fn evaluation(call: &Call<'_>, branch: &Branch<'_>) -> Result<Evaluation> {
+    let size = |latent: &Tensor| dims(latent).map(|[_, _, h, w]| [h, w]);
+    Ok(Evaluation {
+        batch: 1,
+        size: size(call.x)?,
+        tokens: branch.conditioning.context.shape().dim(1),
+        references: branch.references.iter().map(size).collect::<Result<_>>()?,
+        skip: branch.skip.to_vec(),
+        ..call.evaluation.clone()
+    })
+}

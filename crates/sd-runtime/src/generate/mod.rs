@@ -1,0 +1,281 @@
+//! The path of one request: conditioning, pictures to latents, noise, the sampler's loop, the picture.
+
+mod denoise;
+mod guide;
+mod pictures;
+
+use sd_core::{CancelToken, Error, Result, Tensor};
+use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
+
+use crate::guidance::Prediction;
+use crate::observer::{Observer, Progress, Stage};
+use crate::parameters::Parameters;
+use crate::picture::Sizes;
+use crate::request::{GeneratedImage, ImageRequest};
+use crate::resolve::Resolved;
+use crate::schedule::{Ays, SigmaTable};
+use denoise::{Conditions, Model};
+use pictures::Pictures;
+
+/// The networks of a model, as the loop sees them.
+pub(crate) trait Networks {
+    /// What the model is.
+    fn facts(&self) -> &Facts;
+
+    /// An error if the device cannot hold what this evaluation of the diffusion network needs, or decoding its
+    /// latent, before anything is allocated. Tokens of the context are not known yet.
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()>;
+
+    /// What a prompt conditions the diffusion network on.
+    fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
+
+    /// The raw prediction of each branch.
+    fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>>;
+
+    /// The distribution of the latents of a picture `[1, 3, h, w]`, values from -1 to 1; `precise` computes with f32
+    /// weights. The picture repeats down and across as `circular` says.
+    fn encode(
+        &mut self,
+        picture: &Tensor,
+        circular: [bool; 2],
+        precise: bool,
+        cancel: &CancelToken,
+    ) -> Result<Moments>;
+
+    /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent, which repeats down and across as `circular` says;
+    /// `precise` computes with f32 weights.
+    fn decode(
+        &mut self,
+        latent: &Tensor,
+        circular: [bool; 2],
+        precise: bool,
+        cancel: &CancelToken,
+    ) -> Result<Tensor>;
+
+    /// The first weight with a NaN or an infinity in the part that runs in `stage`, for messages.
+    fn broken_weight(&self, stage: Stage) -> Option<String>;
+}
+
+/// What a model is, as far as a request depends on it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Facts {
+    /// What users call the family.
+    pub(crate) family: &'static str,
+    /// Channels of a latent.
+    pub(crate) channels: usize,
+    /// Pixels to a latent position, along each axis.
+    pub(crate) pixels: usize,
+    /// Sides of a latent are multiples of this.
+    pub(crate) multiple: usize,
+    pub(crate) prediction: Prediction,
+    pub(crate) levels: Levels,
+    /// Whether the strength of distilled guidance is an input.
+    pub(crate) guidance: bool,
+    pub(crate) joined: Joined,
+    /// Whether reference pictures are read.
+    pub(crate) references: bool,
+    /// How many blocks can be left out.
+    pub(crate) blocks: usize,
+    /// Whose levels the schedule `ays` takes.
+    pub(crate) ays: Option<Ays>,
+    /// What a latent is divided by where it is [`Joined::Picture`].
+    pub(crate) picture_scale: f32,
+}
+
+/// The noise levels of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Levels {
+    Table(SigmaTable),
+    /// A rectified flow, whose table depends on the request.
+    Flow {
+        shift: Shift,
+        time_scale: f64,
+    },
+}
+
+impl Levels {
+    /// The table for a picture of that many tokens. `shift` replaces the model's own: the factor where it is constant,
+    /// the exponent where it depends on the size.
+    pub(crate) fn table(&self, tokens: usize, shift: Option<f32>) -> SigmaTable {
+        match self {
+            Levels::Table(table) => table.clone(),
+            Levels::Flow { shift: own, time_scale } => {
+                let given = shift.map(f64::from);
+                let factor = match own {
+                    Shift::Constant(own) => given.unwrap_or(*own),
+                    Shift::Resolution { tokens: at, mu } => given.unwrap_or_else(|| linear(tokens, *at, *mu)).exp(),
+                };
+                SigmaTable::flow(factor, *time_scale)
+            }
+        }
+    }
+}
+
+/// What one step asks the diffusion network.
+pub(crate) struct Call<'a> {
+    /// `[1, c, h, w]`.
+    pub(crate) x: &'a Tensor,
+    pub(crate) timestep: f64,
+    /// Strength of distilled guidance; models that do not read it ignore it.
+    pub(crate) guidance: f32,
+    /// What is evaluated, but for batch, tokens, references and blocks, which branches differ in.
+    pub(crate) evaluation: &'a Evaluation,
+    pub(crate) branches: &'a [Branch<'a>],
+}
+
+/// One of the predictions that guidance combines.
+#[derive(Clone, Copy)]
+pub(crate) struct Branch<'a> {
+    pub(crate) conditioning: &'a Conditioning,
+    /// `[1, k, h, w]`, if the network reads it.
+    pub(crate) joined: Option<&'a Tensor>,
+    /// `[1, c, h_i, w_i]`.
+    pub(crate) references: &'a [Tensor],
+    /// Blocks to leave out.
+    pub(crate) skip: &'a [usize],
+}
+
+/// Mean and standard deviation of latents `[1, c, h, w]`, in the network's scale.
+#[derive(Debug, Clone)]
+pub(crate) struct Moments {
+    pub(crate) mean: Tensor,
+    pub(crate) deviation: Tensor,
+}
+
+/// Who hears about the request, and who may stop it.
+pub(crate) struct Watch<'a> {
+    pub(crate) observer: &'a mut dyn Observer,
+    pub(crate) cancel: &'a CancelToken,
+}
+
+/// Which image of how many.
+#[derive(Clone, Copy)]
+struct Place {
+    image: usize,
+    images: usize,
+}
+
+impl Place {
+    fn report(self, watch: &mut Watch<'_>, stage: Stage, step: usize, total: usize) {
+        let Place { image, images } = self;
+        watch.observer.progress(Progress { stage, step, total, image, images });
+    }
+}
+
+/// The images of a request, each computed alone and handed to `each`. The refiner takes over where the request says.
+pub(crate) fn run(
+    net: &mut dyn Networks,
+    refiner: Option<&mut dyn Networks>,
+    request: &ImageRequest,
+    resolved: &Resolved,
+    watch: &mut Watch<'_>,
+    each: &mut dyn FnMut(GeneratedImage),
+) -> Result<()> {
+    resolved.warnings.iter().for_each(|w| watch.observer.warning(w));
+    let p = &resolved.first;
+    let size = Sizes::new(p, net.facts());
+    size.check_circular(p.circular())?;
+    if let Some(message) = size.message() {
+        watch.observer.warning(&message);
+    }
+    let images = resolved.batch_count as usize;
+    let first = Place { image: 0, images };
+    let [_, _, h, w] = size.latent();
+    let run = denoise::Run::new(p, net.facts(), size.tokens())?;
+    let guide = run.guide(p);
+    let evaluation = Evaluation {
+        batch: guide.most_branches(),
+        size: [h, w],
+        references: pictures::reference_sizes(request, p, net.facts()),
+        reference_plan: p.reference_index.into(),
+        circular: p.circular(),
+        ..Evaluation::default()
+    };
+    net.fits(&evaluation)?;
+    let conditions = conditions(net, p, guide.reads_negative(), first, watch)?;
+    let pictures = Pictures::encode(net, request, p, &size, first, watch)?;
+    let mut models = vec![Model { net, conditions, evaluation: evaluation.clone() }];
+    if let Some(net) = refiner {
+        let evaluation = Evaluation { references: Vec::new(), ..evaluation };
+        net.fits(&evaluation)?;
+        let conditions = self::conditions(net, p, guide.reads_negative(), first, watch)?;
+        models.push(Model { net, conditions, evaluation });
+    }
+    for image in 0..images {
+        let parameters = Parameters { seed: p.seed + image as i64, ..p.clone() };
+        let place = Place { image, images };
+        let latent = denoise::denoise(&mut models, &parameters, &size, &run, &pictures, place, watch)?;
+        let Some(Model { net, .. }) = models.first_mut() else { return Err(Error::internal("no model")) };
+        let pixels = decode(*net, &latent, p.circular(), place, watch)?;
+        let mut rgb = size.crop_to_rgb(&pixels)?;
+        pictures.paste(&mut rgb);
+        let image = GeneratedImage { width: parameters.width, height: parameters.height, rgb, parameters };
+        watch.observer.image(place.image, &image);
+        each(image);
+    }
+    Ok(())
+}
+
+fn conditions(
+    net: &mut dyn Networks,
+    p: &Parameters,
+    negative: bool,
+    place: Place,
+    watch: &mut Watch<'_>,
+) -> Result<Conditions> {
+    let stage = Stage::TextEncode;
+    let total = 1 + usize::from(negative);
+    let mut encode = |done: usize, field: &str, text: &str| {
+        place.report(watch, stage, done, total);
+        watch.cancel.check()?;
+        let size = [p.width as usize, p.height as usize];
+        let prompt = Prompt { text, negative: done > 0, clip_skip: p.clip_skip as usize, size };
+        let states = net.condition(&prompt, watch.cancel).map_err(|e| e.context(stage.name()))?;
+        if states.is_finite() { Ok(states) } else { Err(non_finite(net, stage, &format!("the {field}'s states"))) }
+    };
+    let cond = encode(0, "prompt", &p.prompt)?;
+    let uncond = if negative { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
+    place.report(watch, stage, total, total);
+    Ok(Conditions { cond, uncond })
+}
+
+fn decode(
+    net: &mut dyn Networks,
+    latent: &Tensor,
+    circular: [bool; 2],
+    place: Place,
+    watch: &mut Watch<'_>,
+) -> Result<Tensor> {
+    let stage = Stage::Decode;
+    place.report(watch, stage, 0, 1);
+    watch.cancel.check()?;
+    let context = |e: Error| e.context(stage.name());
+    let mut pixels = net.decode(latent, circular, false, watch.cancel).map_err(context)?;
+    if !pixels.is_finite() {
+        watch.observer.warning("decoding gave NaN or infinite values; decoding again with f32 weights");
+        pixels = net.decode(latent, circular, true, watch.cancel).map_err(context)?;
+        if !pixels.is_finite() {
+            return Err(non_finite(net, stage, "the picture"));
+        }
+    }
+    place.report(watch, stage, 1, 1);
+    Ok(pixels)
+}
+
+/// The error that names the stage, and the damaged weight if that is the cause.
+fn non_finite(net: &dyn Networks, stage: Stage, what: &str) -> Error {
+    let message = format!("{}: NaN or infinite values in {what}", stage.name());
+    match net.broken_weight(stage) {
+        Some(weight) => Error::non_finite(format!("{message}, because there are such in {weight}")),
+        None => Error::non_finite(message).hint("choose a weight type with a wider range, such as f32"),
+    }
+}
+
+/// The line through two points, at `tokens`.
+fn linear(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
+    let slope = (y2 - y1) / (x2 - x1);
+    slope * tokens as f64 + y1 - slope * x1
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Pictures that a request brings along, as they are fitted to the picture it asks for.
+
+use sd_core::{Error, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+use crate::request::{MAX_PIXELS, MAX_SIDE};
+use crate::resize::lanczos;
+
+/// A picture that a request brings along.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputImage {
+    /// Pixels across.
+    pub width: u32,
+    /// Pixels down.
+    pub height: u32,
+    /// Rows from the top, three bytes a pixel.
+    pub rgb: Vec<u8>,
+}
+
+/// Which part of a picture is painted anew.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputMask {
+    /// Pixels across.
+    pub width: u32,
+    /// Pixels down.
+    pub height: u32,
+    /// Rows from the top, a byte a pixel: 128 and above is painted anew, what is below stays.
+    pub values: Vec<u8>,
+}
+
+impl std::fmt::Debug for InputImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{} picture", self.width, self.height)
+    }
+}
+
+impl std::fmt::Debug for InputMask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{} mask", self.width, self.height)
+    }
+}
+
+impl InputImage {
+    /// An error that names `field` unless sides and bytes are right.
+    pub(crate) fn check(&self, field: &str) -> Result<()> {
+        check(field, [self.width, self.height], 3, self.rgb.len())
+    }
+
+    fn size(&self) -> [usize; 2] {
+        [self.width as usize, self.height as usize]
+    }
+
+    /// Resized to `[width, height]`, whatever its own aspect.
+    pub(crate) fn stretched(&self, size: [usize; 2]) -> Result<Vec<u8>> {
+        lanczos(&self.rgb, 3, self.size(), size)
+    }
+
+    /// Resized to cover `[width, height]`, of which the middle is kept.
+    pub(crate) fn covering(&self, size: [usize; 2]) -> Result<Vec<u8>> {
+        cover(&self.rgb, 3, self.size(), size)
+    }
+}
+
+impl InputMask {
+    /// An error that names `field` unless sides and bytes are right.
+    pub(crate) fn check(&self, field: &str) -> Result<()> {
+        check(field, [self.width, self.height], 1, self.values.len())
+    }
+
+    /// As [`InputImage::covering`], then whether each pixel is painted anew.
+    pub(crate) fn covering(&self, size: [usize; 2]) -> Result<Vec<bool>> {
+        let values = cover(&self.values, 1, [self.width as usize, self.height as usize], size)?;
+        Ok(values.iter().map(|v| *v >= 128).collect())
+    }
+}
+
+fn check(field: &str, [width, height]: [u32; 2], channels: usize, len: usize) -> Result<()> {
+    let pixels = u64::from(width) * u64::from(height);
+    // Photos are larger than any picture that can be asked for.
+    let most = 16 * MAX_PIXELS;
+    if width == 0 || height == 0 || width > 4 * MAX_SIDE || height > 4 * MAX_SIDE || pixels > most {
+        return Err(Error::request(format!(
+            "{field}: want sides from 1 to {} and at most {most} pixels, got {width}x{height}",
+            4 * MAX_SIDE
+        )));
+    }
+    if pixels * channels as u64 != len as u64 {
+        let want = pixels * channels as u64;
+        return Err(Error::request(format!("{field}: {width}x{height} takes {want} bytes, got {len}")));
+    }
+    Ok(())
+}
+
+fn cover(pixels: &[u8], channels: usize, from: [usize; 2], size: [usize; 2]) -> Result<Vec<u8>> {
+    let ([w, h], [width, height]) = (from, size);
+    let across = width * h > w * height;
+    let (rw, rh) = if across { (width, h * width / w.max(1)) } else { (w * height / h.max(1), height) };
+    let all = lanczos(pixels, channels, from, [rw.max(width), rh.max(height)])?;
+    let (left, top) = ((rw / 2).saturating_sub(width / 2), (rh / 2).saturating_sub(height / 2));
+    let rows = all.chunks_exact(rw.max(width) * channels).skip(top).take(height);
+    Ok(rows.flat_map(|row| row.iter().skip(left * channels).take(width * channels)).copied().collect())
+}
+
+/// Bytes `[height, width, 3]` as values from -1 to 1, `[1, 3, height, width]`.
+pub(crate) fn to_values(rgb: &[u8], [width, height]: [usize; 2]) -> Result<Tensor> {
+    let plane = |c: usize| rgb.iter().skip(c).step_by(3).map(|b| (f64::from(*b) / 127.5 - 1.0) as f32);
+    Tensor::f32(&[1, 3, height, width], (0..3).flat_map(plane).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Fixture;
+
+    /// Bytes and masks equal diffusers' for every size.
+    #[test]
+    fn pictures_are_fitted_as_the_reference_does() {
+        let fixture = Fixture::open("pictures.safetensors");
+        let config = fixture.metadata("config");
+        for (name, size) in config["sources"].as_object().unwrap() {
+            let side = |i: usize| u32::try_from(size[i].as_u64().unwrap()).unwrap();
+            let (width, height) = (side(0), side(1));
+            let image = InputImage { width, height, rgb: fixture.u8s(&format!("input.{name}.rgb")).to_vec() };
+            let mask = InputMask { width, height, values: fixture.u8s(&format!("input.{name}.grey")).to_vec() };
+            assert!(image.check("a").is_ok() && mask.check("a").is_ok());
+            for size in config["sizes"].as_array().unwrap() {
+                let size = [size[0].as_u64().unwrap() as usize, size[1].as_u64().unwrap() as usize];
+                let want = |kind: &str| fixture.u8s(&format!("output.{name}.{}x{}.{kind}", size[0], size[1]));
+                assert!(image.covering(size).unwrap() == want("crop"), "{name} {size:?} crop");
+                assert!(image.stretched(size).unwrap() == want("stretch"), "{name} {size:?} stretch");
+                let got: Vec<u8> = mask.covering(size).unwrap().into_iter().map(u8::from).collect();
+                assert!(got == want("mask"), "{name} {size:?} mask");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_pictures_are_named() {
+        let e = InputImage { width: 2, height: 2, rgb: vec![0; 11] }.check("init_image").unwrap_err();
+        assert_eq!(e.to_string(), "init_image: 2x2 takes 12 bytes, got 11");
+        let e = InputMask { width: 0, height: 2, values: vec![] }.check("mask").unwrap_err();
+        assert!(e.is_request() && e.to_string().starts_with("mask: want sides"), "{e}");
+        assert!(InputMask { width: u32::MAX, height: u32::MAX, values: vec![] }.check("mask").is_err());
+    }
+
+    #[test]
+    fn values_run_from_minus_one_to_one() {
+        let t = to_values(&[0, 255, 51, 255, 0, 204], [2, 1]).unwrap();
+        assert_eq!(t.dims(), [1, 3, 1, 2]);
+        assert_eq!(t.values(), [-1.0, 1.0, 1.0, -1.0, -0.6, 0.6]);
+    }
+}
