@@ -149,6 +149,25 @@ pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
     out.ok_or_else(|| Error::non_finite(format!("a value is outside the range of {dtype}")))
 }
 
+/// Threads that conversions use instead of one per processor.
+pub struct Workers(rayon::ThreadPool);
+
+impl Workers {
+    /// So many threads; 0 means one per processor.
+    ///
+    /// # Errors
+    /// The system gives no threads.
+    pub fn new(threads: usize) -> Result<Workers> {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        Ok(Workers(pool.map_err(|e| Error::device(format!("no {threads} threads: {e}")))?))
+    }
+
+    /// What `f` returns, with the conversions in it done by these threads.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        self.0.install(f)
+    }
+}
+
 /// Beyond this, block scales (f16 in most types) and the squares that the search for them sums overflow.
 const LARGEST: f32 = 65504.0;
 /// Below this, every type rounds to zero, and the search for scales would divide by underflowed squares.

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+mod bundle;
 mod component;
 mod conditioning;
 mod detect;
@@ -35,6 +36,7 @@ pub mod text;
 pub mod vae;
 mod view;
 
+pub use bundle::Bundle;
 pub use component::Component;
 pub use conditioning::{Conditioning, Prompt, Run};
 pub use diffusion::Evaluation;

@@ -1,5 +1,173 @@
-//! Checkpoints written again in other types and formats.
+//! Checkpoints written again: other types, another format, one file of several, other names.
 
 mod rules;
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use sd_core::{CancelToken, DType, Error, Result, TensorMeta, WeightSource, convert, convert::Workers};
+use sd_io::{Access, Sink, TensorSpec, Value, stream_gguf, stream_safetensors};
+use sd_models::{Bundle, Files};
+
+use crate::files::ModelFiles;
+
 pub use rules::{Choice, TypeRules};
+
+/// Elements that are converted at once: what bounds the memory, next to one tensor as it is stored.
+const CHUNK: usize = 1 << 22;
+/// A key of GGUF that says how the file it is in is laid out.
+const ALIGNMENT: &str = "general.alignment";
+
+/// A conversion to do.
+#[derive(Debug, Clone)]
+pub struct Conversion {
+    /// What to read.
+    pub files: ModelFiles,
+    /// What to write: a safetensors file if it ends in `.safetensors`, else a GGUF file.
+    pub output: PathBuf,
+    /// Which tensor gets which type.
+    pub types: TypeRules,
+    /// Whether tensors get the names and layouts that the networks use.
+    pub rename: bool,
+    /// CPU threads; 0 for one per processor. The file does not depend on it.
+    pub threads: usize,
+}
+
+/// What a conversion did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Converted {
+    /// Bytes of tensors that were read.
+    pub read: u64,
+    /// Tensors and bytes that were written, by type.
+    pub written: BTreeMap<DType, (usize, u64)>,
+    /// Tensors that kept their type though the rules named another, by reason.
+    pub kept: BTreeMap<&'static str, usize>,
+}
+
+impl Conversion {
+    /// Reads, converts and writes tensor by tensor. The output appears under its name when it is complete and its
+    /// header reads back. `progress` is told the bytes written so far and those to be written.
+    ///
+    /// # Errors
+    /// No file is given, a file is no model, a tensor has values or a type that the format or the new type does not have,
+    /// the disk, cancellation.
+    pub fn run(&self, progress: &mut dyn FnMut(u64, u64), cancel: &CancelToken) -> Result<Converted> {
+        if self.files.is_empty() {
+            return Err(Error::request("nothing to convert: give a checkpoint or a part of one"));
+        }
+        let files = self.files.open(Access::Read)?;
+        let bundle = Bundle::new(&files, self.rename)?;
+        let (specs, converted) = self.plan(&bundle)?;
+        let total = converted.written.values().map(|(_, bytes)| bytes).sum();
+        let mut done = 0;
+        let workers = Workers::new(self.threads)?;
+        let mut write = |spec: &TensorSpec, sink: &mut Sink<'_>| {
+            cancel.check()?;
+            write_tensor(&bundle, spec, &workers, cancel, sink)?;
+            done += spec.bytes()?;
+            progress(done, total);
+            Ok(())
+        };
+        let metadata = metadata(&files);
+        if self.output.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
+            let texts = metadata.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)));
+            stream_safetensors(&self.output, &texts.collect::<Vec<_>>(), &specs, &mut write)?;
+        } else {
+            let pairs: Vec<(&str, Value)> = metadata.iter().map(|(k, v)| (k.as_str(), v.clone())).collect();
+            stream_gguf(&self.output, &pairs, &specs, &mut write)?;
+        }
+        Ok(converted)
+    }
+
+    /// What is written, and the report of it.
+    fn plan(&self, bundle: &Bundle) -> Result<(Vec<TensorSpec>, Converted)> {
+        let mut converted = Converted { read: 0, written: BTreeMap::new(), kept: BTreeMap::new() };
+        let mut specs = Vec::new();
+        for name in bundle.names() {
+            let meta = bundle.meta(name).ok_or_else(|| Error::internal(format!("no tensor {name}")))?;
+            let dtype = match self.types.choose(name, &meta) {
+                Choice::Type(dtype) => dtype,
+                Choice::Kept(why) => {
+                    *converted.kept.entry(why).or_default() += 1;
+                    meta.dtype
+                }
+            };
+            if dtype != meta.dtype
+                && let Some(scale) = scale_of(name, bundle)
+            {
+                return Err(Error::unsupported(format!(
+                    "{name}: {} values with a scale, {scale}, cannot be converted to {dtype}",
+                    meta.dtype
+                ))
+                .hint("leave out --type"));
+            }
+            let spec = TensorSpec { name: name.to_owned(), dtype, shape: meta.shape };
+            let bytes = spec.bytes()?;
+            converted.read += bytes_of(&meta);
+            let (count, sum) = converted.written.entry(dtype).or_default();
+            *count += 1;
+            *sum += bytes;
+            specs.push(spec);
+        }
+        Ok((specs, converted))
+    }
+}
+
+fn bytes_of(meta: &TensorMeta) -> u64 {
+    meta.dtype.bytes(meta.shape.elements(), meta.shape.last()).unwrap_or(0) as u64
+}
+
+/// The tensor that scales the values of `name`, if there is one.
+fn scale_of(name: &str, bundle: &Bundle) -> Option<String> {
+    let stem = name.strip_suffix(".weight").unwrap_or(name);
+    let names =
+        [".scale_weight", ".weight_scale", ".weight.scale", ".comfy_quant"].map(|end| format!("{stem}{end}"));
+    names.into_iter().find(|n| bundle.meta(n).is_some())
+}
+
+/// Key-value pairs of the files; of several with one key the first.
+fn metadata(files: &Files) -> Vec<(String, Value)> {
+    let mut out: Vec<(String, Value)> = Vec::new();
+    for file in files.model.iter().chain(files.parts.values()) {
+        for (key, value) in file.metadata().iter().filter(|(key, _)| *key != ALIGNMENT) {
+            if !out.iter().any(|(k, _)| k == key) {
+                out.push((key.to_owned(), value.clone()));
+            }
+        }
+    }
+    out
+}
+
+fn write_tensor(
+    bundle: &Bundle,
+    spec: &TensorSpec,
+    workers: &Workers,
+    cancel: &CancelToken,
+    sink: &mut Sink<'_>,
+) -> Result<()> {
+    let named = |e: Error| e.context(spec.name.clone());
+    let meta = bundle.meta(&spec.name).ok_or_else(|| Error::internal(format!("no tensor {}", spec.name)))?;
+    let stored = bundle.bytes(&spec.name)?;
+    if meta.dtype == spec.dtype {
+        return sink.write(&stored);
+    }
+    let (row, elements) = (meta.shape.last(), meta.shape.elements());
+    // Rows of some files are not whole blocks; such a tensor is converted in one piece.
+    let rows = (CHUNK / row.max(1)).max(1);
+    let (chunk, bytes) = match meta.dtype.bytes(row * rows, row) {
+        Some(bytes) if bytes > 0 => (row * rows, bytes),
+        _ => (elements, stored.len().max(1)),
+    };
+    let mut left = elements;
+    for part in stored.chunks(bytes) {
+        cancel.check()?;
+        let count = left.min(chunk);
+        left -= count;
+        let converted = workers.run(|| {
+            let values = convert::to_f32(meta.dtype, part, count)?;
+            convert::from_f32(spec.dtype, &values, row)
+        });
+        sink.write(&converted.map_err(named)?)?;
+    }
+    Ok(())
+}
