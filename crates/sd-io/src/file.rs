@@ -69,7 +69,15 @@ impl SourceFile {
 
     /// The first `len` bytes, or the whole file if it is shorter, read rather than mapped.
     pub(crate) fn prefix(&self, len: u64) -> Result<Bytes> {
-        let range = 0..len.min(self.len);
+        self.header(0..len.min(self.len))
+    }
+
+    /// The bytes of `range`, read rather than mapped: looking at a few bytes of a map brings in whole pages around
+    /// them, and headers all over a large file would take much memory.
+    ///
+    /// # Errors
+    /// As [`SourceFile::bytes`].
+    pub(crate) fn header(&self, range: Range<u64>) -> Result<Bytes> {
         match &self.storage {
             Storage::Disk { file, .. } => self.read(file, range).map(Bytes::from),
             Storage::Memory(bytes) => self.slice(bytes, range),

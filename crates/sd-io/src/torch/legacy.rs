@@ -92,7 +92,7 @@ fn storages(file: &SourceFile, header: &Header) -> Result<HashMap<String, Stored
         let (dtype, numel) =
             *sizes.get(key.as_str()).ok_or_else(|| bad(format!("no tensor has storage {what}")))?;
         let start = at.checked_add(8).filter(|n| *n <= file.len()).ok_or_else(|| cut(at))?;
-        let count = file.bytes(at..start)?;
+        let count = file.header(at..start)?;
         let count = count.first_chunk().copied().ok_or_else(|| cut(at))?;
         let count = if header.big_endian { u64::from_be_bytes(count) } else { u64::from_le_bytes(count) };
         if count != numel {

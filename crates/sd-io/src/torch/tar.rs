@@ -69,7 +69,7 @@ fn small(file: &SourceFile, range: Range<u64>) -> Result<sd_core::Bytes> {
     if len > MAX_PICKLE {
         return Err(Error::bad_file(file.path(), format!("takes {len} bytes, at most {MAX_PICKLE} are read")));
     }
-    file.bytes(range)
+    file.header(range)
 }
 
 /// The regular members by name, with where their bytes are.
@@ -80,7 +80,7 @@ fn members(file: &SourceFile) -> Result<HashMap<String, Range<u64>>> {
         if at + BLOCK > file.len() {
             break;
         }
-        let head = file.bytes(at..at + BLOCK)?;
+        let head = file.header(at..at + BLOCK)?;
         let name = head.get(..100).unwrap_or_default();
         let name = name.split(|b| *b == 0).next().unwrap_or_default();
         if name.is_empty() {
@@ -118,11 +118,19 @@ fn storages(
     let mut at = range.start;
     // Descriptions lie between storages of any length, so each is read from a window of its own.
     let run = |at: &mut u64| -> Result<Pickled> {
-        let window = file.bytes(*at..range.end.min(at.saturating_add(MAX_DESCRIPTION)))?;
-        let mut c = Cursor::new(&window, window.len() as u64);
-        let pickled = pickle::run(&mut c, &Persistent::None).map_err(fault)?;
-        *at += c.at();
-        Ok(pickled)
+        let mut len = 4096;
+        loop {
+            let window = file.header(*at..range.end.min(at.saturating_add(len)))?;
+            let mut c = Cursor::new(&window, range.end.saturating_sub(*at));
+            match pickle::run(&mut c, &Persistent::None) {
+                Ok(pickled) => {
+                    *at += c.at();
+                    return Ok(pickled);
+                }
+                Err(Fault::More(_)) if len < MAX_DESCRIPTION => len *= 16,
+                Err(other) => return Err(fault(other)),
+            }
+        }
     };
     let count = count(run(&mut at)?.root()).map_err(fault)?;
     let mut known = HashMap::new();
@@ -138,7 +146,7 @@ fn storages(
             };
         let cut = || fault(format!("the file is cut off in storage {key}").into());
         let start = at.checked_add(8).filter(|n| *n <= range.end).ok_or_else(cut)?;
-        let numel = file.bytes(at..start)?.first_chunk().map(|b| u64::from_le_bytes(*b)).ok_or_else(cut)?;
+        let numel = file.header(at..start)?.first_chunk().map(|b| u64::from_le_bytes(*b)).ok_or_else(cut)?;
         let len = numel.checked_mul(dtype.block_bytes() as u64);
         let end = len.and_then(|n| n.checked_add(start)).filter(|n| *n <= range.end).ok_or_else(cut)?;
         let name = key.to_string();

@@ -36,11 +36,11 @@ pub(super) fn listing(file: &SourceFile) -> Result<Listing> {
             format!("{} takes {} bytes, at most {MAX_PICKLE} are read", shown(pickle), range.end - range.start);
         return Err(Error::bad_file(file.path(), what));
     }
-    let program = file.bytes(range)?;
+    let program = file.header(range)?;
     let mut c = Cursor::new(&program, program.len() as u64);
     let pickled = pickle::run(&mut c, &Persistent::Storages).map_err(|f| bad(file, f))?;
     let big_endian = match members.get(&format!("{folder}byteorder")) {
-        Some(m) => file.bytes(m.range(file, "byteorder")?)?.trim_ascii() == b"big",
+        Some(m) => file.header(m.range(file, "byteorder")?)?.trim_ascii() == b"big",
         None => false,
     };
 
@@ -103,7 +103,7 @@ impl Member {
         }
         let cut = || bad(format!("lies outside of the {} bytes of the file; it is cut off or damaged", file.len()));
         let head_end = self.header.checked_add(30).filter(|n| *n <= file.len()).ok_or_else(cut)?;
-        let head = file.bytes(self.header..head_end)?;
+        let head = file.header(self.header..head_end)?;
         let mut c = Cursor::new(&head, 30);
         let lengths = (|| -> Result<(u32, u16, u16), Fault> {
             let signature = c.u32("header")?;
@@ -126,7 +126,7 @@ fn directory(file: &SourceFile) -> Result<HashMap<String, Member>> {
         Fault::More(_) => Error::bad_file(file.path(), "the directory of the zip archive is cut off"),
     };
     let tail_start = file.len().saturating_sub(END_LEN + MAX_COMMENT);
-    let tail = file.bytes(tail_start..file.len())?;
+    let tail = file.header(tail_start..file.len())?;
     let ends_here = |at: usize| {
         let record = tail.get(at..).unwrap_or_default();
         let comment = record.get(20..).and_then(|b| b.first_chunk()).map(|b| usize::from(u16::from_le_bytes(*b)));
@@ -143,7 +143,7 @@ fn directory(file: &SourceFile) -> Result<HashMap<String, Member>> {
         let what = format!("the zip archive claims {count} members in {len} bytes at byte {start}; it is damaged");
         return Err(Error::bad_file(file.path(), what));
     }
-    let bytes = file.bytes(start..start + len)?;
+    let bytes = file.header(start..start + len)?;
     let mut c = Cursor::new(&bytes, len);
     let mut out = HashMap::new();
     for i in 0..count {
@@ -167,7 +167,7 @@ fn end_record(file: &SourceFile, at: u64, record: &[u8]) -> Result<(u64, u64, u6
         return Ok((count.into(), len.into(), start.into()));
     }
     // A locator before the end record says where the record with 64-bit numbers is.
-    let read = |range: Range<u64>| file.bytes(range).map_err(|e| Fault::Bad(e.to_string()));
+    let read = |range: Range<u64>| file.header(range).map_err(|e| Fault::Bad(e.to_string()));
     let lost = || Fault::Bad("the zip archive lacks its 64-bit end record; it is damaged".into());
     let locator_at = at.checked_sub(20).ok_or_else(lost)?;
     let locator = read(locator_at..at)?;
