@@ -81,12 +81,6 @@ impl Guidance {
     }
 }
 
-/// Classifier-free guidance alone; without an unconditional prediction, the conditional one.
-pub fn classifier_free(cond: Vec<f32>, uncond: Option<&[f32]>, scale: f64) -> Vec<f32> {
-    let p = Predictions { cond, uncond: uncond.map(<[f32]>::to_vec), ..Predictions::default() };
-    Guidance::default().combine(&p, Scales { text: scale, image: 1.0, skip: 0.0 })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

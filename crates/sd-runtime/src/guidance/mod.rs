@@ -6,6 +6,6 @@ mod prediction;
 mod scales;
 
 pub use apg::Apg;
-pub use combine::{Guidance, Predictions, Scales, classifier_free};
+pub use combine::{Guidance, Predictions, Scales};
 pub use prediction::{Prediction, Scalings};
 pub use scales::{GuidanceSchedule, Interval};

@@ -11,8 +11,12 @@ pub enum Prediction {
     Eps,
     /// The velocity (Salimans and Ho 2022).
     V,
+    /// The velocity over continuous levels, whose timestep is a quarter of their logarithm (Karras et al. 2022).
+    EdmV,
     /// The velocity of a rectified flow, noise minus picture (Liu et al. 2022).
     Flow,
+    /// The picture itself, along a flow that starts from noise of twice the usual size (MiniT2I).
+    X0,
 }
 
 named!(
@@ -21,9 +25,11 @@ named!(
     [
         ("eps", Prediction::Eps),
         ("v", Prediction::V),
+        ("edm_v", Prediction::EdmV),
         ("flow", Prediction::Flow),
         ("sd3_flow", Prediction::Flow),
         ("flux_flow", Prediction::Flow),
+        ("minit2i_flow", Prediction::X0),
     ]
 );
 
@@ -45,8 +51,9 @@ impl Prediction {
         let c_in = 1.0 / variance.sqrt();
         match self {
             Prediction::Eps => Scalings { c_skip: 1.0, c_out: -sigma, c_in },
-            Prediction::V => Scalings { c_skip: 1.0 / variance, c_out: -sigma * c_in, c_in },
+            Prediction::V | Prediction::EdmV => Scalings { c_skip: 1.0 / variance, c_out: -sigma * c_in, c_in },
             Prediction::Flow => Scalings { c_skip: 1.0, c_out: -sigma, c_in: 1.0 },
+            Prediction::X0 => Scalings { c_skip: 0.0, c_out: 1.0, c_in: 1.0 },
         }
     }
 
@@ -61,9 +68,10 @@ impl Prediction {
 
     /// The clean latent `x0` with noise of level `sigma`: `x0 + sigma noise`, in a flow `(1 - sigma) x0 + sigma noise`.
     pub fn noised(self, x0: &[f32], noise: &[f32], sigma: f64) -> Vec<f32> {
-        let clean = match self {
-            Prediction::Eps | Prediction::V => 1.0,
-            Prediction::Flow => 1.0 - sigma,
+        let (clean, sigma) = match self {
+            Prediction::Eps | Prediction::V | Prediction::EdmV => (1.0, sigma),
+            Prediction::Flow => (1.0 - sigma, sigma),
+            Prediction::X0 => (1.0 - sigma, 2.0 * sigma),
         };
         x0.iter().zip(noise).map(|(x, n)| (clean * f64::from(*x) + sigma * f64::from(*n)) as f32).collect()
     }
@@ -93,7 +101,9 @@ mod tests {
         for sigma in [0.03, 1.0, 14.6] {
             let alpha = 1.0 / (sigma * sigma + 1.0f64).sqrt();
             let v = alpha * n - sigma * alpha * x0;
-            for (kind, f) in [(Prediction::Eps, n), (Prediction::V, v), (Prediction::Flow, n - x0)] {
+            for (kind, f) in
+                [(Prediction::Eps, n), (Prediction::V, v), (Prediction::Flow, n - x0), (Prediction::X0, x0)]
+            {
                 let x = kind.noised(&[x0 as f32], &[n as f32], sigma);
                 let d = kind.scalings(sigma).denoised(&x, &[f as f32])[0];
                 assert!((f64::from(d) - x0).abs() < 1e-5, "{kind} at {sigma}: {d}");
