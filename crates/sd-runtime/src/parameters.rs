@@ -180,6 +180,7 @@ fn rng_label(rng: RngKind) -> &'static str {
     match rng {
         RngKind::Cuda => "NV",
         RngKind::Cpu => "CPU",
+        RngKind::StdDefault => "STD",
     }
 }
 

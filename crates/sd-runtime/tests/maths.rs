@@ -56,6 +56,18 @@ fn noise_is_torchs() {
     assert!(compared > 60, "{compared}");
 }
 
+#[test]
+fn the_default_engine_is_libstdcpps() {
+    let json = json("rng_std.json");
+    for row in json["rows"].as_array().unwrap() {
+        let (seed, count) = (row["seed"].as_u64().unwrap(), row["count"].as_u64().unwrap() as usize);
+        let want: Vec<f32> = row["values"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect();
+        let mut rng = Rng::new(RngKind::StdDefault, seed);
+        let got: Vec<f32> = (0..2).flat_map(|_| rng.randn(count)).collect();
+        check(&format!("seed {seed}, twice {count}"), &got, &want, NOISE);
+    }
+}
+
 fn subset(values: &[f32], part: &str) -> Vec<f32> {
     match part {
         "first" => values[..64].to_vec(),

@@ -1,12 +1,15 @@
-//! Standard normal noise, value for value as torch draws it on the CPU and on CUDA.
+//! Standard normal noise, value for value as torch draws it on the CPU and on CUDA, and as libstdc++ does.
 //!
 //! Transcendental functions are evaluated in f64 and rounded once, so values differ between machines at most where
 //! their mathematics libraries disagree in the last bit of an f64.
+
+mod minstd;
 
 use std::f32::consts::TAU as TAU_F32;
 use std::f64::consts::TAU;
 
 use crate::names::named;
+use minstd::MinStd;
 
 /// Which generator draws noise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -16,9 +19,11 @@ pub enum RngKind {
     Cuda,
     /// MT19937, as torch on the CPU.
     Cpu,
+    /// C++'s default engine, as libstdc++ has it.
+    StdDefault,
 }
 
-named!(RngKind, "rng", [("cuda", RngKind::Cuda), ("cpu", RngKind::Cpu)]);
+named!(RngKind, "rng", [("std_default", RngKind::StdDefault), ("cuda", RngKind::Cuda), ("cpu", RngKind::Cpu)]);
 
 /// A seeded stream of standard normal values.
 #[derive(Debug, Clone)]
@@ -28,22 +33,25 @@ pub struct Rng(Stream);
 enum Stream {
     Philox(Philox),
     Mt19937(Box<Mt19937>),
+    MinStd(MinStd),
 }
 
 impl Rng {
-    /// A generator in the state torch's has after `manual_seed(seed)`.
+    /// A generator in the state torch's has after `manual_seed(seed)`, or C++'s after `seed(seed)`.
     pub fn new(kind: RngKind, seed: u64) -> Rng {
         Rng(match kind {
             RngKind::Cuda => Stream::Philox(Philox { key: seed, calls: 0 }),
             RngKind::Cpu => Stream::Mt19937(Box::new(Mt19937::new(seed))),
+            RngKind::StdDefault => Stream::MinStd(MinStd::new(seed)),
         })
     }
 
-    /// What one call of `torch.randn` with `n` elements gives, in memory order.
+    /// What one call of `torch.randn` with `n` elements gives, in memory order, or one new `normal_distribution`.
     pub fn randn(&mut self, n: usize) -> Vec<f32> {
         match &mut self.0 {
             Stream::Philox(p) => p.randn(n),
             Stream::Mt19937(m) => m.randn(n),
+            Stream::MinStd(m) => m.randn(n),
         }
     }
 }
