@@ -63,6 +63,7 @@ const CLIP_L: ClipRecipe = ClipRecipe {
     states: States::Normed,
     pooled: Pooled::None,
     trained_layers: None,
+    absent: None,
 };
 
 /// OpenCLIP's bigG as SDXL uses it.
@@ -73,6 +74,7 @@ const CLIP_G: ClipRecipe = ClipRecipe {
     states: States::Raw,
     pooled: Pooled::Projected,
     trained_layers: None,
+    absent: None,
 };
 
 const SD1: Recipe = Recipe {
@@ -170,7 +172,7 @@ const FLUX_CONTROL: Recipe =
 
 const fn flux_encoders(tokens: usize) -> [TextRecipe; 2] {
     let clip = ClipRecipe { states: States::None, pooled: Pooled::Normed, ..CLIP_L };
-    [TextRecipe::Clip(clip), TextRecipe::T5(T5Recipe { tokens })]
+    [TextRecipe::Clip(clip), TextRecipe::T5(T5Recipe { tokens, absent: None })]
 }
 
 fn boxed(network: Result<impl Network + 'static>) -> Result<Box<dyn Network>> {

@@ -29,6 +29,7 @@ mod markers;
 mod model;
 mod names;
 mod report;
+mod scaled;
 mod survey;
 #[cfg(test)]
 mod testing;
@@ -45,4 +46,5 @@ pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shif
 pub use model::{Files, Model};
 pub use names::Part;
 pub use report::{PartReport, Report, Unused};
+pub use scaled::ScaledSource;
 pub use survey::{FileKind, Survey, SurveyedFile, SurveyedPart};

@@ -58,9 +58,18 @@ impl Model {
 
         let diffusion = part(Part::Diffusion)?;
         let network = (recipe.network)(diffusion.scope()).map_err(|e| explain(e, diffusion))?;
+        if let [first, ..] = recipe.encoders
+            && !recipe.encoders.iter().any(|r| parts.contains_key(&r.part()))
+        {
+            return Err(missing_part(main, first.part()));
+        }
         let encoder = |recipe: &'static TextRecipe| {
-            let component = part(recipe.part())?;
-            recipe.detect(component).map_err(|e| explain(e, component))
+            let component = part(recipe.part());
+            match (component, recipe.absent()) {
+                (Ok(component), _) => recipe.detect(component).map_err(|e| explain(e, component)),
+                (Err(_), Some(zeros)) => Ok(zeros),
+                (Err(e), None) => Err(e),
+            }
         };
         let encoders = recipe.encoders.iter().map(encoder).collect::<Result<Vec<_>>>()?;
         let vae = part(Part::Autoencoder)?;
@@ -140,8 +149,8 @@ impl Model {
             program.map(|_| ()).map_err(|e| explain(e, component))
         };
         for e in &self.encoders {
-            let component = self.component(e.part())?;
-            e.dry_run(component, self.info.defaults.clip_skip).map_err(|e| explain(e, component))?;
+            let looked = e.dry_run(self.info.defaults.clip_skip);
+            looked.map_err(|error| self.component(e.part()).map_or_else(|e| e, |c| explain(error, c)))?;
         }
         let small = self.network.facts().multiple;
         let smallest = Evaluation { batch: 1, size: [small; 2], tokens: self.info.tokens, ..Evaluation::default() };
@@ -160,12 +169,7 @@ impl Model {
     /// The prompt is too long, `clip_skip` skips every layer, a weight is missing or misshapen, or `run` fails.
     pub fn condition(&self, prompt: &Prompt<'_>, run: &mut Run<'_>) -> Result<Conditioning> {
         let recipe = self.info.family.recipe();
-        let encoders = self
-            .encoders
-            .iter()
-            .map(|e| Ok((e.as_ref(), self.component(e.part())?)))
-            .collect::<Result<Vec<_>>>()?;
-        conditioning::encode(&encoders, recipe.vector, recipe.zero_negative, prompt, run)
+        conditioning::encode(&self.encoders, recipe.vector, recipe.zero_negative, prompt, run)
     }
 
     /// Token states of a text encoder: `ids [batch, t]` i32 to `[batch, t, c]`, if they are a part of the context, and to
@@ -174,10 +178,10 @@ impl Model {
     /// # Errors
     /// The family has no such encoder, `clip_skip` skips every layer, or a weight is missing or misshapen.
     pub fn text_program(&self, part: Part, batch: usize, clip_skip: usize) -> Result<Program> {
-        let component = self.component(part)?;
         let encoder = self.encoders.iter().find(|e| e.part() == part);
-        let encoder = encoder.ok_or_else(|| Error::internal(format!("{} is no text encoder", part.name())))?;
-        encoder.program(component, batch, clip_skip)
+        let name = self.info.family.name();
+        let encoder = encoder.ok_or_else(|| Error::request(format!("{name} has no {}", part.name())))?;
+        encoder.program(batch, clip_skip)
     }
 
     /// The prediction `[b, c, h, w]` for `x [b, c, h, w]`, `timesteps [b]`, `context [b, t, k]`, and as the network reads

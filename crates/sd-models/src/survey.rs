@@ -8,8 +8,8 @@ use sd_core::{DType, Error, Graph, Result, Scope, WeightSource};
 use sd_io::{Checkpoint, Format};
 
 use crate::component::Component;
-use crate::detect::{Kind, detect, evidence};
 use crate::conditioning::TextRecipe;
+use crate::detect::{Kind, detect, evidence};
 use crate::diffusion::{Evaluation, Given};
 use crate::family::{Defaults, Family, Info};
 use crate::model::{Files, Model};
@@ -158,9 +158,9 @@ impl Survey {
     }
 }
 
-/// The parts that a family is made of.
+/// The parts that a family cannot do without.
 fn needed(family: Family) -> Vec<Part> {
-    let encoders = family.recipe().encoders.iter().map(TextRecipe::part);
+    let encoders = family.recipe().encoders.iter().filter(|e| e.absent().is_none()).map(TextRecipe::part);
     [Part::Diffusion].into_iter().chain(encoders).chain([Part::Autoencoder]).collect()
 }
 

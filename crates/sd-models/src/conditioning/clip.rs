@@ -1,9 +1,8 @@
 //! Prompts through CLIP text encoders.
 
-use sd_core::{DType, Error, Graph, Program, Result, Tensor};
+use sd_core::{DType, Error, Graph, Program, Result, Scope, Tensor};
 
-use super::{Encoded, Run, TextEncoder, limit, weighted};
-use crate::component::Component;
+use super::{Encoded, Run, TextEncoder, Zeros, limit, weighted};
 use crate::names::Part;
 use crate::text::clip::{self, Activation, Wanted};
 use crate::text::prompt::Piece;
@@ -35,20 +34,21 @@ pub(crate) struct ClipRecipe {
     pub(crate) pooled: Pooled,
     /// How many layers it was trained with, if files leave the last one out: diffusers' SD 2.x does.
     pub(crate) trained_layers: Option<usize>,
+    /// What stands for it where no file has it, if the family can do without.
+    pub(crate) absent: Option<Zeros>,
 }
 
-#[derive(Debug)]
 pub(super) struct Encoder {
     recipe: &'static ClipRecipe,
+    w: Scope,
     cfg: clip::Config,
     /// Channels of the pooled state; 0 without one.
     pooled: usize,
 }
 
 impl Encoder {
-    pub(super) fn detect(recipe: &'static ClipRecipe, component: &Component) -> Result<Encoder> {
-        let w = component.scope();
-        let mut cfg = clip::Config::detect(w, recipe.activation)?;
+    pub(super) fn detect(recipe: &'static ClipRecipe, w: Scope) -> Result<Encoder> {
+        let mut cfg = clip::Config::detect(&w, recipe.activation)?;
         let ids = ClipTokenizer::END as usize + 1;
         if cfg.vocabulary < ids {
             return Err(Error::shape(format!("the text encoder knows {} tokens, CLIP has {ids}", cfg.vocabulary)));
@@ -62,7 +62,7 @@ impl Encoder {
             Pooled::Normed => cfg.width,
             Pooled::Projected => w.dims("text_projection.weight").map(|[n, _]| n)?,
         };
-        Ok(Encoder { recipe, cfg, pooled })
+        Ok(Encoder { recipe, w, cfg, pooled })
     }
 }
 
@@ -87,40 +87,34 @@ impl TextEncoder for Encoder {
         true
     }
 
-    fn program(&self, component: &Component, batch: usize, clip_skip: usize) -> Result<Program> {
+    fn program(&self, batch: usize, clip_skip: usize) -> Result<Program> {
         let g = Graph::new();
         let ids = g.input("ids", &[batch, CONTEXT], DType::I32)?;
         let normed = self.recipe.states == States::Normed;
         // Without states in the context there is nothing that could skip a layer.
         let clip_skip = if self.recipe.states == States::None { self.cfg.cut + 1 } else { clip_skip };
         let wanted = Wanted { clip_skip, normed, pooled: self.recipe.pooled };
-        let states = clip::build(&g, component.scope(), &self.cfg, ids, wanted)?;
+        let states = clip::build(&g, &self.w, &self.cfg, ids, wanted)?;
         let tokens = (self.recipe.states != States::None).then_some(states.tokens);
         g.finish(&[tokens, states.pooled].into_iter().flatten().collect::<Vec<_>>())
     }
 
-    fn dry_run(&self, component: &Component, clip_skip: usize) -> Result<()> {
-        self.program(component, 1, clip_skip)?;
-        let (g, w) = (Graph::new(), component.scope());
+    fn dry_run(&self, clip_skip: usize) -> Result<()> {
+        self.program(1, clip_skip)?;
+        let (g, w) = (Graph::new(), &self.w);
         let ids = g.input("ids", &[1, CONTEXT], DType::I32)?;
         let normed = w.contains("text_model.final_layer_norm");
         let pooled = if normed && w.contains("text_projection") { Pooled::Projected } else { Pooled::None };
         clip::build(&g, w, &self.cfg, ids, Wanted { clip_skip: self.cfg.cut + 1, normed, pooled }).map(|_| ())
     }
 
-    fn encode(
-        &self,
-        component: &Component,
-        pieces: &[Piece],
-        clip_skip: usize,
-        run: &mut Run<'_>,
-    ) -> Result<Encoded> {
+    fn encode(&self, pieces: &[Piece], clip_skip: usize, run: &mut Run<'_>) -> Result<Encoded> {
         let mut windows = windows::windows(tokenizer::clip()?, pieces, self.recipe.filler);
         limit(windows.len(), WINDOW)?;
         if self.recipe.states == States::None {
             windows.truncate(1);
         }
-        let program = self.program(component, windows.len(), clip_skip).map_err(|e| e.context("clip_skip"))?;
+        let program = self.program(windows.len(), clip_skip).map_err(|e| e.context("clip_skip"))?;
         let ids = windows.iter().flat_map(|w| w.ids.iter().copied()).collect();
         let ids = Tensor::i32(&[windows.len(), CONTEXT], ids)?;
         let mut outputs = run(self.part(), &program, &[("ids", &ids)])?.into_iter();

@@ -1,9 +1,8 @@
 //! From a prompt to what a diffusion network is conditioned on.
 
+mod absent;
 mod clip;
 mod t5;
-
-use std::fmt::Debug;
 
 use sd_core::{Error, Program, Result, Tensor};
 
@@ -12,6 +11,7 @@ use crate::names::Part;
 use crate::text::prompt::{self, Piece};
 use crate::text::windows;
 
+pub(crate) use absent::Zeros;
 pub(crate) use clip::{ClipRecipe, Pooled, States};
 pub(crate) use t5::T5Recipe;
 
@@ -45,15 +45,25 @@ impl TextRecipe {
 
     /// The encoder in `component`, with its sizes.
     pub(crate) fn detect(&'static self, component: &Component) -> Result<Box<dyn TextEncoder>> {
+        let w = component.scope().clone();
         Ok(match self {
-            TextRecipe::Clip(recipe) => Box::new(clip::Encoder::detect(recipe, component)?),
-            TextRecipe::T5(recipe) => Box::new(t5::Encoder::detect(recipe, component)?),
+            TextRecipe::Clip(recipe) => Box::new(clip::Encoder::detect(recipe, w)?),
+            TextRecipe::T5(recipe) => Box::new(t5::Encoder::detect(recipe, w)?),
         })
+    }
+
+    /// What stands for the encoder where no file has it; `None` if the family cannot do without.
+    pub(crate) fn absent(&self) -> Option<Box<dyn TextEncoder>> {
+        let (zeros, tokens, beside) = match self {
+            TextRecipe::Clip(recipe) => (recipe.absent?, windows::CONTEXT, true),
+            TextRecipe::T5(recipe) => (recipe.absent?, recipe.tokens, false),
+        };
+        Some(Box::new(absent::Encoder { part: self.part(), zeros, tokens, beside }))
     }
 }
 
-/// A text encoder with its sizes.
-pub(crate) trait TextEncoder: Debug + Send + Sync {
+/// A text encoder with its weights and sizes.
+pub(crate) trait TextEncoder: Send + Sync {
     /// Where its weights are.
     fn part(&self) -> Part;
 
@@ -70,22 +80,16 @@ pub(crate) trait TextEncoder: Debug + Send + Sync {
     fn beside(&self) -> bool;
 
     /// `"ids" [b, tokens]` i32 to the states `[b, tokens, c]`, if it adds any, and to those that are pooled.
-    fn program(&self, component: &Component, batch: usize, clip_skip: usize) -> Result<Program>;
+    fn program(&self, batch: usize, clip_skip: usize) -> Result<Program>;
 
     /// Builds the graph that the family runs, and one of all that the encoder has, so that what is left out by choice does
     /// not count as unknown.
-    fn dry_run(&self, component: &Component, clip_skip: usize) -> Result<()> {
-        self.program(component, 1, clip_skip).map(|_| ())
+    fn dry_run(&self, clip_skip: usize) -> Result<()> {
+        self.program(1, clip_skip).map(|_| ())
     }
 
     /// The weighted states of a prompt, row by row, and its pooled state.
-    fn encode(
-        &self,
-        component: &Component,
-        pieces: &[Piece],
-        clip_skip: usize,
-        run: &mut Run<'_>,
-    ) -> Result<Encoded>;
+    fn encode(&self, pieces: &[Piece], clip_skip: usize, run: &mut Run<'_>) -> Result<Encoded>;
 }
 
 /// What a text encoder makes of a prompt.
@@ -95,6 +99,14 @@ pub(crate) struct Encoded {
     pub(crate) states: Vec<f32>,
     /// `[pooled]`.
     pub(crate) pooled: Vec<f32>,
+}
+
+impl Encoded {
+    /// Zeros for the shortest context.
+    fn zeros(encoder: &dyn TextEncoder) -> Encoded {
+        let states = vec![0.0; encoder.tokens() * encoder.width()];
+        Encoded { states, pooled: vec![0.0; encoder.pooled()] }
+    }
 }
 
 /// What a network is told beside the context.
@@ -157,9 +169,9 @@ impl Conditioning {
 /// Runs a program of a part on inputs by name.
 pub type Run<'a> = dyn FnMut(Part, &Program, &[(&str, &Tensor)]) -> Result<Vec<Tensor>> + 'a;
 
-/// Runs the encoders, whose components stand beside them.
+/// Runs the encoders.
 pub(crate) fn encode(
-    encoders: &[(&dyn TextEncoder, &Component)],
+    encoders: &[Box<dyn TextEncoder>],
     vector: Vector,
     zero_negative: bool,
     prompt: &Prompt<'_>,
@@ -168,14 +180,13 @@ pub(crate) fn encode(
     let zeros = zero_negative && prompt.negative && prompt.text.is_empty();
     let pieces = prompt::parse(prompt.text);
     let (mut states, mut pooled) = (Vec::new(), Vec::new());
-    for (encoder, component) in encoders {
+    for encoder in encoders {
         let encoded = if zeros {
-            let states = vec![0.0; encoder.tokens() * encoder.width()];
-            Encoded { states, pooled: vec![0.0; encoder.pooled()] }
+            Encoded::zeros(encoder.as_ref())
         } else {
-            encoder.encode(component, &pieces, prompt.clip_skip, run)?
+            encoder.encode(&pieces, prompt.clip_skip, run)?
         };
-        states.push((*encoder, encoded.states));
+        states.push((encoder.as_ref(), encoded.states));
         pooled.extend(encoded.pooled);
     }
     let context = context(&states)?;
@@ -207,11 +218,11 @@ fn context(states: &[(&dyn TextEncoder, Vec<f32>)]) -> Result<Tensor> {
     let width = bands.iter().map(|b| width_of(b)).max().unwrap_or(0);
     let mut values = Vec::new();
     for band in &bands {
-        // Windows hold the same words for every encoder of a band, so there are as many rows of each.
-        let rows = band.first().map_or(0, |(e, s)| s.len() / e.width().max(1));
+        // Windows hold the same words for every encoder of a band; one that is absent has those of a short prompt.
+        let rows = band.iter().map(|(e, s)| s.len() / e.width().max(1)).max().unwrap_or(0);
         for row in 0..rows {
             for (e, s) in band {
-                values.extend(s.iter().skip(row * e.width()).take(e.width()));
+                values.extend(s.iter().skip(row * e.width()).chain(std::iter::repeat(&0.0)).take(e.width()));
             }
             values.resize(values.len() + width - width_of(band), 0.0);
         }
@@ -269,4 +280,41 @@ fn sinusoid(number: f64) -> impl Iterator<Item = f32> {
     let half = SINUSOID / 2;
     let angle = move |i: usize| number * (-MAX_PERIOD.ln() * i as f64 / half as f64).exp();
     (0..half).map(move |i| angle(i).cos() as f32).chain((0..half).map(move |i| angle(i).sin() as f32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn encoder(width: usize, tokens: usize, beside: bool) -> Box<dyn TextEncoder> {
+        let part = if beside { Part::ClipL } else { Part::T5 };
+        Box::new(absent::Encoder { part, zeros: Zeros { width, pooled: 2 }, tokens, beside })
+    }
+
+    /// Two CLIPs side by side, then T5, as SD 3 has them.
+    #[test]
+    fn rows_stand_side_by_side_or_one_after_the_other() {
+        let all = [encoder(1, 2, true), encoder(2, 2, true), encoder(4, 3, false)];
+        let states = [vec![1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0], (10..22).map(|v| v as f32).collect()];
+        let states: Vec<_> = all.iter().map(AsRef::as_ref).zip(states).collect();
+        let got = context(&states).unwrap();
+        assert_eq!(got.dims(), [1, 5, 4]);
+        let clips = [1.0, 3.0, 4.0, 0.0, 2.0, 5.0, 6.0, 0.0];
+        assert_eq!(got.values()[..8], clips);
+        assert_eq!(got.values()[8..], (10..22).map(|v| v as f32).collect::<Vec<_>>());
+        assert_eq!(sizes(&all, Vector::Pooled), Sizes { context: 4, vector: Some(6), tokens: 5 });
+        assert_eq!(sizes(&all, Vector::None).vector, None);
+    }
+
+    #[test]
+    fn absent_encoders_are_zeros() {
+        let all = [encoder(1, 2, true), encoder(4, 3, false)];
+        let prompt = Prompt { text: "cat", negative: false, clip_skip: 1, size: [8, 8] };
+        let got = encode(&all, Vector::Pooled, false, &prompt, &mut |_, _, _| panic!("nothing runs")).unwrap();
+        assert_eq!((got.context.dims(), got.vector.unwrap().dims()), (&[1, 5, 4][..], &[1, 4][..]));
+        assert!(got.context.values().iter().all(|v| *v == 0.0));
+        // An encoder that is there may have more rows than one that is not.
+        let states = [(all[0].as_ref(), vec![1.0, 2.0, 3.0]), (all[0].as_ref(), vec![0.0, 0.0])];
+        assert_eq!(context(&states).unwrap().values(), [1.0, 0.0, 2.0, 0.0, 3.0, 0.0]);
+    }
 }

@@ -1,9 +1,8 @@
 //! Prompts through T5's encoder.
 
-use sd_core::{DType, Error, Graph, Program, Result, Tensor};
+use sd_core::{DType, Error, Graph, Program, Result, Scope, Tensor};
 
-use super::{Encoded, Run, TextEncoder, limit, weighted};
-use crate::component::Component;
+use super::{Encoded, Run, TextEncoder, Zeros, limit, weighted};
 use crate::names::Part;
 use crate::text::prompt::Piece;
 use crate::text::t5;
@@ -14,22 +13,24 @@ use crate::text::tokenizer::{self, Unigram};
 pub(crate) struct T5Recipe {
     /// Tokens of a window, its end and padding among them. Longer prompts take several.
     pub(crate) tokens: usize,
+    /// What stands for it where no file has it, if the family can do without.
+    pub(crate) absent: Option<Zeros>,
 }
 
-#[derive(Debug)]
 pub(super) struct Encoder {
     recipe: &'static T5Recipe,
+    w: Scope,
     cfg: t5::Config,
 }
 
 impl Encoder {
-    pub(super) fn detect(recipe: &'static T5Recipe, component: &Component) -> Result<Encoder> {
-        let cfg = t5::Config::detect(component.scope())?;
+    pub(super) fn detect(recipe: &'static T5Recipe, w: Scope) -> Result<Encoder> {
+        let cfg = t5::Config::detect(&w)?;
         let ids = tokenizer::t5()?.size();
         if cfg.vocabulary < ids {
             return Err(Error::shape(format!("the T5 encoder knows {} tokens, T5 has {ids}", cfg.vocabulary)));
         }
-        Ok(Encoder { recipe, cfg })
+        Ok(Encoder { recipe, w, cfg })
     }
 
     /// Ids and weights of the windows of a prompt, [`T5Recipe::tokens`] each.
@@ -75,22 +76,16 @@ impl TextEncoder for Encoder {
         false
     }
 
-    fn program(&self, component: &Component, batch: usize, _clip_skip: usize) -> Result<Program> {
+    fn program(&self, batch: usize, _clip_skip: usize) -> Result<Program> {
         let g = Graph::new();
         let ids = g.input("ids", &[batch, self.recipe.tokens], DType::I32)?;
-        g.finish(&[t5::build(&g, component.scope(), &self.cfg, ids, None)?])
+        g.finish(&[t5::build(&g, &self.w, &self.cfg, ids, None)?])
     }
 
-    fn encode(
-        &self,
-        component: &Component,
-        pieces: &[Piece],
-        clip_skip: usize,
-        run: &mut Run<'_>,
-    ) -> Result<Encoded> {
+    fn encode(&self, pieces: &[Piece], clip_skip: usize, run: &mut Run<'_>) -> Result<Encoded> {
         let windows = self.windows(pieces)?;
         limit(windows.len(), self.recipe.tokens)?;
-        let program = self.program(component, windows.len(), clip_skip)?;
+        let program = self.program(windows.len(), clip_skip)?;
         let ids = windows.iter().flat_map(|w| w.0.iter().copied()).collect();
         let ids = Tensor::i32(&[windows.len(), self.recipe.tokens], ids)?;
         let states = run(Part::T5, &program, &[("ids", &ids)])?.into_iter().next();

@@ -266,7 +266,9 @@ fn contexts_agree_with_the_reference() {
     let weights: Arc<dyn WeightSource> = fixture.weights(str::to_owned).shared();
     let parts: BTreeMap<Part, Component> =
         Component::split(&weights, None).into_iter().map(|c| (c.part(), c)).collect();
-    let model = Model { parts, ..open(&single()).unwrap() };
+    let recipe = Family::Sd1.recipe();
+    let encoders = recipe.encoders.iter().map(|r| r.detect(&parts[&r.part()]).unwrap()).collect();
+    let model = Model { parts, encoders, ..open(&single()).unwrap() };
     let mut runner = text_runner(&model, Part::ClipL);
 
     let prompts = [
