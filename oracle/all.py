@@ -6,6 +6,7 @@ import fixture
 import flux
 import flux_pipeline
 import guidance
+import predictions
 import prompts
 import real_names
 import rng
@@ -29,7 +30,7 @@ import vae
 if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
-        rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
+        rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
         sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names, scaled,
     )
     for script in scripts:

@@ -1,11 +1,11 @@
-//! Guidance against diffusers' guiders (`oracle/guidance.py`).
+//! Predictions and guidance against ComfyUI, k-diffusion and diffusers (`oracle/predictions.py`, `guidance.py`).
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
 mod support;
 
-use sd_runtime::{Apg, Guidance, Predictions, SampleOptions, Scales};
-use support::Fixture;
+use sd_runtime::{Apg, Guidance, Prediction, Predictions, SampleOptions, Scales};
+use support::{Fixture, json};
 
 const NEAR: f64 = 1e-5;
 
@@ -43,4 +43,32 @@ fn combinations_are_diffusers() {
         compared += 1;
     }
     assert_eq!(compared, 8);
+}
+
+#[test]
+fn predictions_mean_what_they_do_in_comfyui() {
+    let json = json("predictions.json");
+    let list = |v: &serde_json::Value| -> Vec<f32> {
+        v.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
+    };
+    let [x, f, noise] = ["x", "f", "noise"].map(|k| list(&json[k]));
+    let rows = json["rows"].as_array().unwrap();
+    for row in rows {
+        let prediction: Prediction = row["prediction"].as_str().unwrap().parse().unwrap();
+        let sigma = row["sigma"].as_f64().unwrap();
+        let latent: Vec<f32> = x.iter().map(|x| (f64::from(*x) * sigma) as f32).collect();
+        let scalings = prediction.scalings(sigma);
+        for (what, got) in [
+            ("input", scalings.input(&latent)),
+            ("denoised", scalings.denoised(&latent, &f)),
+            ("noised", prediction.noised(&x, &noise, sigma)),
+        ] {
+            for (g, w) in got.iter().zip(list(&row[what])) {
+                let off = f64::from((g - w).abs()) / f64::from(w.abs().max(1.0));
+                assert!(off < 1e-6, "{what} of {prediction} at {sigma}: {g}, want {w}");
+            }
+        }
+    }
+    assert_eq!(rows.len(), 18);
+    assert_eq!(Prediction::EdmV.scalings(3.7), Prediction::V.scalings(3.7));
 }

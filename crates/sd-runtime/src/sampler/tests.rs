@@ -79,3 +79,22 @@ fn evaluations_are_counted_as_documented() {
         assert!(count <= 5 * kind.evaluations() && count > 4 * kind.evaluations() - 4, "{kind}: {count}");
     }
 }
+
+#[test]
+fn lcm_scales_and_clips_its_noise() {
+    // Sixteen whole steps from -7.5 to 7.5 have the variance 340 / 15; noise is held to half the deviation.
+    let options: SampleOptions = "noise_scale_start=2,noise_scale_end=1,noise_clip_std=0.5".parse().unwrap();
+    let sigmas = vec![10.0, 4.0, 2.0, 1.0, 0.0];
+    let table = SigmaTable::scaled_linear();
+    let mut sampler = Sampler::new(SamplerKind::Lcm, SamplerSetup { sigmas, table, eta: 0.0, seed: 0, options });
+    let noise: Vec<f32> = (1..=16).map(|i| i as f32 - 8.5).collect();
+    let most = 0.5 * (340.0f32 / 15.0).sqrt();
+    let mut x = vec![0.0; 16];
+    for (level, scale) in [(4.0, 2.0), (2.0, 2.0 - 1.0 / 3.0), (1.0, 2.0 - 2.0 / 3.0)] {
+        sampler.step(&mut x, &mut |_, _| Ok(vec![0.25; 16].into()), &mut |_| noise.clone()).unwrap();
+        for (x, n) in x.iter().zip(&noise) {
+            let want = 0.25 + level * scale * n.clamp(-most, most);
+            assert!((x - want).abs() < 1e-5, "{x}, want {want}");
+        }
+    }
+}
