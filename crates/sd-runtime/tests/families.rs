@@ -7,7 +7,7 @@ use std::path::Path;
 
 use sd_runtime::{DType, Engine, EngineBuilder, ImageRequest, Prediction, SamplerKind, SchedulerKind};
 use support::layouts::{apart, folder, single_file};
-use support::{Fixture, Log, generate, oracle_request, psnr, relative};
+use support::{Log, generate, oracle_request};
 
 const SD2: &str = "sd2_pipeline";
 const SDXL: &str = "sdxl_pipeline";
@@ -20,25 +20,13 @@ fn open(path: &Path) -> EngineBuilder {
     builder().model(path)
 }
 
-/// Compares latents and picture with the run `key` of a pipeline's fixture, such as `eps.euler.discrete`.
+/// Compares with the run `key` of a pipeline's fixture, such as `eps.euler.discrete`.
 fn agrees(builder: EngineBuilder, pipeline: &str, key: &str, request: ImageRequest) {
-    let file = format!("{pipeline}.safetensors");
-    let fixture = Fixture::open(&file);
     let mut parts = key.split('.').skip(1);
     let sampler: SamplerKind = parts.next().unwrap().parse().unwrap();
     let scheduler: SchedulerKind = parts.next().unwrap().parse().unwrap();
     let request = ImageRequest { sampler: Some(sampler), scheduler: Some(scheduler), ..request };
-    let mut log = Log::default();
-    let image = generate(&mut builder.build().unwrap(), &request, &mut log).unwrap().remove(0);
-    let want = fixture.f32s(&format!("output.{key}.latents"));
-    let size = want.len() / log.latents.len();
-    for (step, (got, want)) in log.latents.iter().zip(want.chunks(size)).enumerate() {
-        let off = relative(got, want);
-        assert!(off < 1e-4, "{pipeline} {key} step {step}: the latent is off by {off:.2e}");
-    }
-    let db = psnr(&image.rgb, fixture.u8s(&format!("output.{key}.image_u8")));
-    assert!(db >= 60.0, "{pipeline} {key}: the picture has {db:.1} dB");
-    assert!(log.warnings.is_empty(), "{:?}", log.warnings);
+    support::agrees(&mut builder.build().unwrap(), pipeline, key, &request);
 }
 
 fn request(pipeline: &str) -> ImageRequest {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
 use sd_io::Checkpoint;
-use sd_models::{Files, Info, Model, Part};
+use sd_models::{Files, Info, Model, Part, VaeFormat};
 
 use crate::generate::{self, Networks, Watch};
 use crate::guidance::Prediction;
@@ -25,6 +25,8 @@ use networks::{Loaded, Options};
 pub struct EngineBuilder {
     model: Option<ModelFile>,
     parts: BTreeMap<Part, PathBuf>,
+    refiner: Option<ModelFile>,
+    vae_format: Option<VaeFormat>,
     device: String,
     options: Options,
 }
@@ -72,6 +74,27 @@ impl EngineBuilder {
     #[must_use]
     pub fn clip_g(self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.part(Part::ClipG, path)
+    }
+
+    /// A T5-XXL text encoder that replaces the checkpoint's.
+    #[must_use]
+    pub fn t5xxl(self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.part(Part::T5, path)
+    }
+
+    /// Whose latents the autoencoder makes, where they are not those of the family.
+    #[must_use]
+    pub fn vae_format(mut self, format: VaeFormat) -> EngineBuilder {
+        self.vae_format = Some(format);
+        self
+    }
+
+    /// A checkpoint that takes over from the model for the last part of the noise, such as SDXL's refiner. See
+    /// [`ImageRequest::refiner_switch`].
+    #[must_use]
+    pub fn refiner(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.refiner = Some(ModelFile::Path(path.into()));
+        self
     }
 
     fn part(mut self, part: Part, path: impl Into<PathBuf>) -> EngineBuilder {
@@ -130,7 +153,7 @@ impl EngineBuilder {
         let files = Files {
             model: self.model.as_ref().map(ModelFile::open).transpose()?,
             parts: self.parts.iter().map(open).collect::<Result<_>>()?,
-            ..Files::default()
+            vae_format: self.vae_format,
         };
         let mut model = Model::open(&files)?;
         if let Some(prediction) = self.options.prediction {
@@ -149,8 +172,38 @@ impl EngineBuilder {
             defaults: defaults(model.info())?,
             unused: unused.collect(),
         };
-        Ok(Engine { info, networks: Loaded::new(model, device, self.options)? })
+        let refiner = match &self.refiner {
+            Some(file) => {
+                let (name, refiner) = open_refiner(file, &files, &model)?;
+                Some((name, Loaded::new(refiner, device.clone(), refiner_options(&self.options))?))
+            }
+            None => None,
+        };
+        Ok(Engine { info, networks: Loaded::new(model, device, self.options)?, refiner })
     }
+}
+
+/// The refiner's name and model. It shares the autoencoder of the model whose latents it finishes.
+fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<(String, Model)> {
+    let context = |e: Error| e.context("refiner");
+    let mut parts = BTreeMap::new();
+    if let Some(vae) = files.parts.get(&Part::Autoencoder).or(files.model.as_ref()) {
+        parts.insert(Part::Autoencoder, vae.clone());
+    }
+    let files = Files { model: Some(file.open().map_err(context)?), parts, vae_format: files.vae_format };
+    let refiner = Model::open(&files).map_err(context)?;
+    refiner.dry_run().map_err(context)?;
+    let (own, other) = (model.info().latent, refiner.info().latent);
+    if own != other {
+        let message = format!("refiner: it denoises latents {other:?}, the model's are {own:?}");
+        return Err(Error::request(message).hint("the refiner belongs to another family"));
+    }
+    Ok((file.name(), refiner))
+}
+
+/// What the user says of the model's prediction and cuts says nothing of the refiner's.
+fn refiner_options(options: &Options) -> Options {
+    Options { prediction: None, cuts: Cuts::default(), ..options.clone() }
 }
 
 impl ModelFile {
@@ -208,6 +261,8 @@ pub struct ModelInfo {
 pub struct Engine {
     info: ModelInfo,
     networks: Loaded,
+    /// The refiner with its name.
+    refiner: Option<(String, Loaded)>,
 }
 
 impl Engine {
@@ -233,6 +288,31 @@ impl Engine {
         observer: &mut dyn Observer,
         cancel: &CancelToken,
     ) -> Result<Vec<GeneratedImage>> {
+        let mut images = Vec::new();
+        self.draw(request, observer, cancel, &mut |image| images.push(image))?;
+        Ok(images)
+    }
+
+    /// As [`Engine::generate`], but keeps no picture: `observer` sees each when it is finished.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`].
+    pub fn generate_each(
+        &mut self,
+        request: &ImageRequest,
+        observer: &mut dyn Observer,
+        cancel: &CancelToken,
+    ) -> Result<()> {
+        self.draw(request, observer, cancel, &mut drop)
+    }
+
+    fn draw(
+        &mut self,
+        request: &ImageRequest,
+        observer: &mut dyn Observer,
+        cancel: &CancelToken,
+        each: &mut dyn FnMut(GeneratedImage),
+    ) -> Result<()> {
         if self.networks.settle_prediction(cancel)? {
             self.info.defaults = defaults(self.networks.info())?;
         }
@@ -240,18 +320,21 @@ impl Engine {
             model: &self.info.name,
             defaults: &self.info.defaults,
             facts: self.networks.facts(),
-            refiner: None,
+            refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
             random_seed: random_seed(),
         })?;
-        let mut images = Vec::new();
+        let refiner = self.refiner.as_mut().filter(|_| resolved.first.refiner.is_some());
+        let refiner = refiner.map(|(_, networks)| networks as &mut dyn Networks);
         let mut watch = Watch { observer, cancel };
-        generate::run(&mut self.networks, None, request, &resolved, &mut watch, &mut |image| images.push(image))?;
-        Ok(images)
+        generate::run(&mut self.networks, refiner, request, &resolved, &mut watch, each)
     }
 
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.
     pub fn release(&mut self) {
         self.networks.release();
+        if let Some((_, refiner)) = &mut self.refiner {
+            refiner.release();
+        }
     }
 }
 

@@ -156,3 +156,25 @@ pub(crate) fn psnr(got: &[u8], want: &[u8]) -> f64 {
     let off: f64 = got.iter().zip(want).map(|(g, w)| (f64::from(*g) - f64::from(*w)).powi(2)).sum();
     10.0 * (255.0f64.powi(2) * got.len() as f64 / off.max(1e-9)).log10()
 }
+
+/// Compares latents and picture with the run `key` of a pipeline's fixture.
+pub(crate) fn agrees(engine: &mut Engine, pipeline: &str, key: &str, request: &ImageRequest) {
+    let fixture = Fixture::open(&format!("{pipeline}.safetensors"));
+    agrees_with(engine, pipeline, key, request, fixture.u8s(&format!("output.{key}.image_u8")));
+}
+
+/// The same with another picture.
+pub(crate) fn agrees_with(engine: &mut Engine, pipeline: &str, key: &str, request: &ImageRequest, picture: &[u8]) {
+    let fixture = Fixture::open(&format!("{pipeline}.safetensors"));
+    let mut log = Log::default();
+    let image = generate(engine, request, &mut log).unwrap().remove(0);
+    let want = fixture.f32s(&format!("output.{key}.latents"));
+    let size = want.len() / log.latents.len();
+    for (step, (got, want)) in log.latents.iter().zip(want.chunks(size)).enumerate() {
+        let off = relative(got, want);
+        assert!(off < 1e-4, "{pipeline} {key} step {step}: the latent is off by {off:.2e}");
+    }
+    let db = psnr(&image.rgb, picture);
+    assert!(db >= 60.0, "{pipeline} {key}: the picture has {db:.1} dB");
+    assert!(log.warnings.is_empty(), "{:?}", log.warnings);
+}
