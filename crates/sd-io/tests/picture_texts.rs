@@ -72,7 +72,9 @@ fn stable_diffusion_cpp_and_this_program() {
     );
     assert_eq!(g.others[1], ("SDCPP".to_owned(), "{\"a\":[1,{\"b\":\"c, d: e\"}]}".to_owned()));
     let g = read(&[("parameters", "a cat\nSteps: 2, Seed: 7, Model: \"x, y: z\", Version: sd-rs")]);
-    assert_eq!((g.generator, g.model), (Generator::SdRs, some("x, y: z")));
+    assert_eq!((g.generator, g.model.clone()), (Generator::SdRs, some("x, y: z")));
+    let json = serde_json::to_value(&g).unwrap();
+    assert_eq!((json["generator"].as_str(), json["seed"].as_i64()), (Some("sd-rs"), Some(7)));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use std::io::Read;
 
 use flate2::read::ZlibDecoder;
+use serde::Serialize;
 
 use super::{exif, stealth};
 
@@ -21,7 +22,7 @@ pub(super) const MAX_TEXT: u64 = 16 << 20;
 const MAX_TEXTS: usize = 256;
 
 /// A text in a picture file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PictureText {
     /// The keyword of a PNG chunk, the name of an EXIF field such as `UserComment`, `Comment` for the comment of a
     /// JPEG file, `XMP`, or `stealth` for what is hidden in pixels.

@@ -4,29 +4,36 @@ mod a1111;
 mod comfy;
 mod json;
 
+use serde::Serialize;
+
 use super::texts::{PictureText, USER_COMMENT, read_texts};
 
 /// The program that made a picture.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Generator {
     /// A program of this workspace.
+    #[serde(rename = "sd-rs")]
     SdRs,
     /// stable-diffusion.cpp.
+    #[serde(rename = "stable-diffusion.cpp")]
     SdCpp,
     /// The web UI of AUTOMATIC1111, or one that writes its format.
     A1111,
     /// ComfyUI.
+    #[serde(rename = "ComfyUI")]
     ComfyUi,
     /// Fooocus.
     Fooocus,
     /// InvokeAI.
+    #[serde(rename = "InvokeAI")]
     InvokeAi,
     /// NovelAI.
+    #[serde(rename = "NovelAI")]
     NovelAi,
 }
 
 /// How a picture was made, as far as its file says.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Generation {
     /// The program.
     pub generator: Generator,
