@@ -1,7 +1,7 @@
 """Trajectories of every sampler on denoisers with a closed form, along every schedule.
 
 References, in f64: k-diffusion's `sample_*`, ComfyUI's for what k-diffusion lacks and for flows (COMFYUI names a checkout, see comfyui.py), diffusers'
-DDIMScheduler and TCDScheduler, torchsde's BrownianTree through k-diffusion. `dpm++2mv2` is the formula of k-diffusion's issue 56, with the mean of both
+DDIMScheduler, TCDScheduler and UniPCMultistepScheduler, torchsde's BrownianTree through k-diffusion. `dpm++2mv2` is the formula of k-diffusion's issue 56, with the mean of both
 step lengths; `res_2s` that of Zhang et al. 2023 with two stages and c2 = 1/2.
 
 `sd`: x = x0 + s n, `flow`: x = (1 - s) x0 + s n; the estimate is the mean of x0 given x, where x0 is distributed as N(mu, 1). CFG++ takes `mu_base` for its
@@ -12,7 +12,7 @@ samplers with a Brownian path have seed 3.
 import math
 
 import torch
-from diffusers import DDIMScheduler, TCDScheduler
+from diffusers import DDIMScheduler, TCDScheduler, UniPCMultistepScheduler
 from k_diffusion import sampling
 
 import comfyui
@@ -118,6 +118,25 @@ def diffusers_run(make, eta):
     return run
 
 
+def uni_pc(flow):
+    """diffusers' UniPC along given levels; outside flows its latents are x / sqrt(1 + s^2)."""
+    def run(model, x, sigmas):
+        scheduler = UniPCMultistepScheduler(prediction_type="sample", use_flow_sigmas=flow)
+        scheduler.set_timesteps(len(sigmas) - 1)
+        levels = sigmas.clone()
+        if flow and levels[0] >= 1:
+            levels[0] -= 1e-6  # As its set_timesteps does it.
+        scheduler.sigmas, scheduler.timesteps = levels, torch.arange(len(sigmas) - 1, 0, -1)
+        states = []
+        scheduler._step_index = 0
+        for i in range(len(levels) - 1):
+            scale, after = (1.0, 1.0) if flow else (torch.sqrt(1 + levels[i] ** 2), torch.sqrt(1 + levels[i + 1] ** 2))
+            x = scheduler.step(model(x, levels[i].reshape(1)), 0, x / scale).prev_sample * after
+            states.append(x)
+        return torch.stack(states)
+    return run
+
+
 def ddim(timesteps):
     scheduler = DDIMScheduler(1000, 0.00085, 0.012, "scaled_linear", clip_sample=False, timestep_spacing="trailing", set_alpha_to_one=True)
     scheduler.set_timesteps(len(timesteps))
@@ -152,6 +171,7 @@ def table():
     }
     return {
         "sd": both | {
+            "uni_pc": ("diffusers UniPCMultistepScheduler", uni_pc(False)),
             "euler": ("k-diffusion sample_euler", reference(k.sample_euler)),
             "euler_a": ("k-diffusion sample_euler_ancestral", reference(k.sample_euler_ancestral, noisy=True)),
             "euler_a.eta=0.5": ("k-diffusion sample_euler_ancestral", reference(k.sample_euler_ancestral, noisy=True, eta=0.5)),
@@ -170,6 +190,7 @@ def table():
             "lms.lms_max_order=2": ("ComfyUI sample_lms", reference(c.sample_lms, order=2)),
         },
         "flow": both | {
+            "uni_pc": ("diffusers UniPCMultistepScheduler", uni_pc(True)),
             "euler": ("ComfyUI sample_euler", reference(c.sample_euler)),
             "euler_a": ("ComfyUI sample_euler_ancestral_RF", reference(c.sample_euler_ancestral, noisy=True)),
             "euler_a.eta=0.5": ("ComfyUI sample_euler_ancestral_RF", reference(c.sample_euler_ancestral, noisy=True, eta=0.5)),

@@ -55,6 +55,8 @@ pub enum SamplerKind {
     DpmPpSde,
     /// DPM-Solver++(3M) on the SDE with noise of a Brownian path.
     DpmPp3mSde,
+    /// UniPC of second order.
+    UniPc,
 }
 
 named!(
@@ -86,6 +88,7 @@ named!(
         ("heunpp2", SamplerKind::HeunPp2),
         ("dpm++sde", SamplerKind::DpmPpSde),
         ("dpm++3m_sde", SamplerKind::DpmPp3mSde),
+        ("uni_pc", SamplerKind::UniPc),
     ]
 );
 
@@ -118,6 +121,7 @@ impl SamplerKind {
             SamplerKind::HeunPp2 => "HeunPP2",
             SamplerKind::DpmPpSde => "DPM++ SDE",
             SamplerKind::DpmPp3mSde => "DPM++ 3M SDE",
+            SamplerKind::UniPc => "UniPC",
         }
     }
 
@@ -160,6 +164,6 @@ impl SamplerKind {
 
     /// Whether steps are measured in the logarithm of the ratio of picture to noise.
     pub(super) fn steps_in_lambda(self) -> bool {
-        self.uses_brownian() || matches!(self, SamplerKind::DpmPp2mSde | SamplerKind::ErSde)
+        self.uses_brownian() || matches!(self, SamplerKind::DpmPp2mSde | SamplerKind::ErSde | SamplerKind::UniPc)
     }
 }

@@ -13,6 +13,7 @@ mod multistep;
 mod options;
 mod res;
 mod step;
+mod unipc;
 
 use std::collections::VecDeque;
 
@@ -79,9 +80,10 @@ impl Sampler {
     pub fn new(kind: SamplerKind, mut setup: SamplerSetup) -> Sampler {
         let positive = setup.sigmas.iter().copied().filter(|s| *s > 0.0);
         let range = positive.fold([f64::INFINITY, 0.0], |[low, high], s| [s.min(low), s.max(high)]);
-        // Pure noise of a flow has no finite ratio of picture to noise (ComfyUI's `offset_first_sigma_for_snr`).
+        // Pure noise of a flow has no finite ratio of picture to noise (ComfyUI's `offset_first_sigma_for_snr`; diffusers'
+        // UniPC takes less off).
         if kind.steps_in_lambda() && setup.table.is_flow() {
-            let near = setup.table.flow_level(0.9999);
+            let near = if kind == SamplerKind::UniPc { 1.0 - 1e-6 } else { setup.table.flow_level(0.9999) };
             setup.sigmas.iter_mut().filter(|s| **s >= 1.0).for_each(|s| *s = near);
         }
         Sampler { kind, method: method(kind, &setup.options), setup, done: 0, range, brownian: None }
@@ -145,6 +147,7 @@ fn method(kind: SamplerKind, o: &SampleOptions) -> Box<dyn Method> {
         K::Tcd => Box::new(consistency::Tcd),
         K::ResMultistep => Box::new(res::Multistep::default()),
         K::Res2s => Box::new(res::TwoStage),
+        K::UniPc => Box::new(unipc::UniPc::default()),
         K::ErSde => Box::new(er_sde::ErSde::default()),
     }
 }
