@@ -36,7 +36,7 @@ impl Console {
     }
 
     /// Replaces the bar in the last line with `text`; `open` keeps the line for the next call.
-    fn show(&self, text: &str, open: bool) {
+    pub(crate) fn show(&self, text: &str, open: bool) {
         let mut bar_open = self.bar_open.lock().unwrap_or_else(PoisonError::into_inner);
         let end = if open { "" } else { "\n" };
         // Nothing can be told to a user whose stderr is gone.

@@ -3,13 +3,15 @@
 
 mod args;
 mod console;
+mod convert;
 mod generate;
 mod interrupt;
 mod later;
+mod model_info;
 mod request;
 
-use anyhow::{Context, Result};
-use args::Args;
+use anyhow::{Context, Result, bail};
+use args::{Args, Mode};
 use console::Console;
 use sd_runtime::Device;
 use std::io::{self, Write};
@@ -50,5 +52,14 @@ fn run(args: &Args, console: &Console) -> Result<()> {
         }
         return Ok(());
     }
-    generate::run(args, console, &interrupt::token()?)
+    if let Some(file) = &args.cli.model_info {
+        return model_info::run(args, file);
+    }
+    match args.cli.mode {
+        Mode::ImgGen if !args.context.tensor_type_rules.is_empty() => {
+            bail!("--tensor-type-rules is supported with -M convert only")
+        }
+        Mode::ImgGen => generate::run(args, console, &interrupt::token()?),
+        Mode::Convert => convert::run(args, console, &interrupt::token()?),
+    }
 }

@@ -11,7 +11,8 @@ use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, Sam
 use std::ffi::OsString;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
-use value::{ImgGen, log_level, mode, named, not_negative, output, weight_type, whole};
+pub(crate) use value::Mode;
+use value::{log_level, mode, named, not_negative, output, weight_type, whole};
 
 const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
 const MODEL_HELP: &str =
@@ -45,10 +46,11 @@ pub(crate) struct Args {
 #[derive(Debug, Group)]
 #[command(next_help_heading = "CLI Options")]
 pub(crate) struct Cli {
-    /// What to do; only img_gen so far
+    /// What to do: img_gen, or convert to write a model in other types or another format
     #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
-    mode: ImgGen,
-    /// Where to write: a .png, .jpg, .jpeg or .jpe file; %d, %3d and %03d stand for the number of the image
+    pub(crate) mode: Mode,
+    /// Where to write: a .png, .jpg, .jpeg or .jpe file; %d, %3d and %03d stand for the number of the image. With -M
+    /// convert a .gguf or .safetensors file
     #[arg(short, long, value_name = "string", default_value = "output.png", value_parser = output)]
     pub(crate) output: String,
     /// Number of the first image; negative means 0
@@ -66,6 +68,12 @@ pub(crate) struct Cli {
     /// Colour the tags of the log
     #[arg(long)]
     pub(crate) color: bool,
+    /// Give tensors the names that this program uses, with -M convert
+    #[arg(long)]
+    pub(crate) convert_name: bool,
+    /// Print family, parts, missing parts, defaults and unread tensors of the given files, and stop
+    #[arg(long, value_name = "path", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) model_info: Option<PathBuf>,
     /// Print this help
     #[arg(short, long, action = ArgAction::HelpShort)]
     help: Option<bool>,
@@ -101,6 +109,9 @@ pub(crate) struct Context {
     /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
     #[arg(long = "type", value_name = "string", value_parser = weight_type)]
     pub(crate) weight_type: Option<DType>,
+    /// Types by name, with -M convert: regex=type, several separated by commas, the first that is found in a name counts
+    #[arg(long, value_name = "string", action = ArgAction::Append)]
+    pub(crate) tensor_type_rules: Vec<String>,
     /// CPU threads; 0 or less means one for each physical core
     #[arg(short, long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
     pub(crate) threads: i32,
@@ -195,7 +206,9 @@ impl Args {
     fn full_command() -> Command {
         later::add(Args::command()).mut_args(|arg| {
             let takes_value = matches!(arg.get_action(), ArgAction::Set | ArgAction::Append);
-            arg.allow_hyphen_values(takes_value)
+            // What stands after --model-info may be the next option.
+            let hyphens = takes_value && arg.get_id() != "model_info";
+            arg.allow_hyphen_values(hyphens)
         })
     }
 }

@@ -5,17 +5,23 @@ use std::fmt::Display;
 use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
 
-/// The one mode there is.
-#[derive(Debug, Clone)]
-pub(crate) struct ImgGen;
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Draw pictures.
+    ImgGen,
+    /// Write a model in other types or another format.
+    Convert,
+}
 
-pub(super) fn mode(text: &str) -> Result<ImgGen, String> {
+pub(super) fn mode(text: &str) -> Result<Mode, String> {
     match text {
-        "img_gen" => Ok(ImgGen),
-        "adetailer" | "vid_gen" | "upscale" | "convert" | "metadata" => {
-            Err("not supported yet, only img_gen is".to_owned())
+        "img_gen" => Ok(Mode::ImgGen),
+        "convert" => Ok(Mode::Convert),
+        "adetailer" | "vid_gen" | "upscale" | "metadata" => {
+            Err("not supported yet, only img_gen and convert are".to_owned())
         }
-        _ => Err("no such mode; there is img_gen".to_owned()),
+        _ => Err("no such mode; there are img_gen and convert".to_owned()),
     }
 }
 
