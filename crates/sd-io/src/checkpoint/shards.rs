@@ -1,4 +1,4 @@
-//! Models in several files: a safetensors index, or files called `…-00001-of-00003.…`.
+//! Models in several files: an index of shards, or files called `…-00001-of-00003.…`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -72,14 +72,16 @@ fn inside<'a>(index: &Path, shard: &'a str) -> Result<&'a Path> {
     Ok(path)
 }
 
-/// The `weight_map` of a safetensors index: which file holds which tensor.
+/// The `weight_map` of an index of shards: which file holds which tensor.
 ///
 /// # Errors
 /// Not such JSON, or a tensor listed twice; the message names `path`, which is used for nothing else.
 pub fn parse_index(path: &Path, bytes: &[u8]) -> Result<Vec<(String, String)>> {
     let bad = |what: String| Error::bad_file(path, what);
-    let index: Index = serde_json::from_slice(bytes)
-        .map_err(|e| bad(format!("not a safetensors index: {}", cut(&e.to_string(), 400))))?;
+    let index: Index = serde_json::from_slice(bytes).map_err(|e| {
+        bad(format!("not an index of shards: {}", cut(&e.to_string(), 400)))
+            .hint("give the model itself, or the index that has its weight_map")
+    })?;
     let map = index.0;
     let mut seen = HashMap::with_capacity(map.len());
     for (tensor, file) in &map {

@@ -34,7 +34,7 @@ fn indexes_and_folders() {
         assert!(e.contains("names the shard") && e.contains("which is not in the folder of the index"), "{e}");
     }
     let e = message("i.json", format!("{{\"x\":{}1", "[".repeat(10_000)).as_bytes());
-    assert!(e.contains("not a safetensors index"), "{e}");
+    assert!(e.contains("not an index of shards"), "{e}");
 
     let e = message("m-00002-of-00003.safetensors", &good);
     let want =

@@ -36,11 +36,11 @@ fn files_of_no_known_kind() {
         ("lfs", lfs.into(), &["Git LFS pointer", "git lfs pull"]),
         ("html", b"\n<!DOCTYPE html><html><body>Sign in</body></html>".to_vec(), &["is a web page"]),
         ("xml", b"<?xml version=\"1.0\"?><Error>AccessDenied</Error>".to_vec(), &["is a web page"]),
-        ("json", b"{\"a\": 1}".to_vec(), &["not a safetensors index", "missing field `weight_map`"]),
+        ("json", b"{\"a\": 1}".to_vec(), &["not an index of shards", "missing field `weight_map`"]),
         (
             "json list",
             b"{\"weight_map\": [1]}".to_vec(),
-            &["not a safetensors index", "gives each tensor a file name"],
+            &["not an index of shards", "gives each tensor a file name"],
         ),
         (
             "json twice",
