@@ -7,6 +7,9 @@ import flux
 import flux_pipeline
 import guidance
 import predictions
+import lora_kinds
+import lora_names
+import pictures
 import prompts
 import real_names
 import rng
@@ -17,6 +20,7 @@ import schedules
 import schedules_flux
 import schedules_named
 import schedules_sdxl
+import sd1_pictures
 import sd1_pipeline
 import sd2_pipeline
 import sdxl_pipeline
@@ -31,7 +35,7 @@ if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
         rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
-        sd1_pipeline, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names, scaled,
+        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names, lora_kinds, lora_names, scaled,
     )
     for script in scripts:
         script.main()

@@ -12,8 +12,8 @@ import torch
 import clip_text
 import fixture
 import names
+import pipeline
 import prompts
-import samplers
 import schedules
 import unet
 import vae
@@ -90,7 +90,7 @@ def main():
         denoise = schedules.denoiser(eps)
         for sampler, schedule in (("euler", "discrete"), ("dpm++2m", "karras")):
             sigmas = schedules.sigmas(schedule, STEPS)
-            latents = samplers.trajectory(sampler, denoise, noise.double() * sigmas[0], sigmas, [])
+            latents = pipeline.trajectory(sampler, denoise, noise.double() * sigmas[0], sigmas)
             image = vae_model.decode(latents[-1] / SCALE).sample
             unit = (image / 2 + 0.5).clamp(0, 1)
             key = f"{sampler}.{schedule}"
