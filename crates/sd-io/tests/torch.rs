@@ -99,6 +99,8 @@ fn what_a_state_dict_is_wrapped_in() {
     assert_eq!((c.names(), values(&c, "1")), (vec!["0", "1"], vec![1.0]));
     let c = open("torch-ema.pth");
     assert_eq!((c.names(), values(&c, "w")), (vec!["w"], vec![2.0, 3.0]));
+    let c = open("torch-odd.pt");
+    assert_eq!((c.names(), values(&c, "w")), (vec!["w"], vec![0.0, 1.0]));
     for file in ["torch-lightning.ckpt", "torch-lightning-legacy.ckpt"] {
         let c = open(file);
         assert_eq!(c.names(), ["model.diffusion_model.w"]);

@@ -71,6 +71,7 @@ const PACKAGES: &[(&str, &str)] = &[
 /// Single classes whose objects are not looked into.
 const OPAQUE: &[(&str, &str, &str)] = &[
     ("argparse", "Namespace", "options"),
+    ("collections", "Counter", "counts"),
     ("torch", "device", "a device"),
     ("torch.serialization", "_get_layout", "a layout"),
     ("_codecs", "encode", "bytes"),
@@ -104,7 +105,7 @@ const BUILT_IN: &[&str] = &[
 pub(crate) fn known(module: &str, name: &str) -> Result<Class, String> {
     let package = module.split('.').next().unwrap_or_default();
     let found = match (module, name) {
-        ("collections", "OrderedDict") => Some(Class::Dict),
+        ("collections", "OrderedDict" | "defaultdict") => Some(Class::Dict),
         ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor") => Some(Class::Rebuild { typed: false }),
         ("torch._utils", "_rebuild_tensor_v3") => Some(Class::Rebuild { typed: true }),
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => Some(Class::Parameter),
@@ -151,7 +152,8 @@ pub(crate) fn call(values: &[Value], class: &Value, args: &Value) -> Result<Valu
     match class {
         Class::Opaque(what) => Ok(Value::Opaque(what)),
         Class::Dict => match arg(0) {
-            Value::None => Ok(Value::Dict(Vec::new())),
+            // A class is what makes the default of a key.
+            Value::None | Value::Class(_) => Ok(Value::Dict(Vec::new())),
             Value::List(pairs) => {
                 let pairs: Result<_, String> = pairs.iter().map(|&id| pair(values, id)).collect();
                 pairs.map(Value::Dict)

@@ -116,6 +116,8 @@ def pytorch():
     torch.save(counting((2, 3), torch.float32), HERE / "torch-bare.pt")
     torch.save([counting((1,), torch.float32), counting((1,), torch.float32, 1)], HERE / "torch-list.pt")
     one, two = {"w": counting((2,), torch.float32)}, {"w": counting((2,), torch.float32, 2)}
+    odd = collections.defaultdict(list, w=counting((2,), torch.float32))
+    torch.save({"model": odd, "seen": collections.Counter("abc")}, HERE / "torch-odd.pt")
     torch.save({"params": one, "params_ema": two}, HERE / "torch-ema.pth")
     inversion = {"string_to_token": {"*": torch.tensor(265)}, "string_to_param": {"*": counting((2, 4), torch.float32)}}
     torch.save({**inversion, "name": "my cat", "step": 500, "sd_checkpoint": None}, HERE / "torch-inversion.pt")
