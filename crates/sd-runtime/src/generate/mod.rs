@@ -13,7 +13,7 @@ use crate::parameters::Parameters;
 use crate::picture::Sizes;
 use crate::request::{GeneratedImage, ImageRequest};
 use crate::resolve::Resolved;
-use crate::schedule::{Ays, SigmaTable};
+use crate::schedule::{Ays, SigmaTable, linear_mu};
 use denoise::{Conditions, Model};
 use pictures::Pictures;
 
@@ -101,11 +101,12 @@ impl Levels {
             Levels::Table(table) => table.clone(),
             Levels::Flow { shift: own, time_scale } => {
                 let given = shift.map(f64::from);
-                let factor = match own {
-                    Shift::Constant(own) => given.unwrap_or(*own),
-                    Shift::Resolution { tokens: at, mu } => given.unwrap_or_else(|| linear(tokens, *at, *mu)).exp(),
-                };
-                SigmaTable::flow(factor, *time_scale)
+                match own {
+                    Shift::Constant(own) => SigmaTable::flow(given.unwrap_or(*own), *time_scale),
+                    Shift::Resolution { tokens: at, mu } => {
+                        SigmaTable::flux(given.unwrap_or_else(|| linear_mu(tokens, *at, *mu)).exp(), *time_scale)
+                    }
+                }
             }
         }
     }
@@ -269,12 +270,6 @@ fn non_finite(net: &dyn Networks, stage: Stage, what: &str) -> Error {
         Some(weight) => Error::non_finite(format!("{message}, because there are such in {weight}")),
         None => Error::non_finite(message).hint("choose a weight type with a wider range, such as f32"),
     }
-}
-
-/// The line through two points, at `tokens`.
-fn linear(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
-    let slope = (y2 - y1) / (x2 - x1);
-    slope * tokens as f64 + y1 - slope * x1
 }
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! Schedules of rectified flows whose shift depends on the size of the picture.
 
-use super::table::{FLUX_MU, FLUX_TOKENS, linear_mu, shifted};
+use super::table::{linear_mu, shifted};
 use super::{ScheduleInput, SchedulerKind, quantile};
 
+/// Sizes in 2x2 patches of the latent, and mu there: Black Forest Labs' `get_schedule` for Flux.1 dev.
+const FLUX_TOKENS: [f64; 2] = [256.0, 4096.0];
+const FLUX_MU: [f64; 2] = [0.5, 1.15];
 /// Lightricks' sizes and their mu.
 const LTX_TOKENS: [f64; 2] = [1024.0, 4096.0];
 const LTX_MU: [f64; 2] = [0.95, 2.05];

@@ -11,7 +11,8 @@ use sd_core::{Error, Result};
 use crate::sampler::SampleOptions;
 
 pub use kind::SchedulerKind;
-pub use table::{SigmaTable, TIMESTEPS, flux_shift, shifted};
+pub(crate) use table::linear_mu;
+pub use table::{SigmaTable, TIMESTEPS, shifted};
 pub use tables::Ays;
 
 /// What the noise levels of a run depend on, besides the kind of schedule.
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn every_schedule_falls_to_0_at_any_number_of_steps() {
-        let tables = [SigmaTable::scaled_linear(), SigmaTable::flow(3.0, 1000.0), SigmaTable::flux(3.0)];
+        let tables = [SigmaTable::scaled_linear(), SigmaTable::flow(3.0, 1000.0), SigmaTable::flux(3.0, 1.0)];
         let mut seen = 0;
         for (table, name) in tables.iter().flat_map(|t| SchedulerKind::names().map(move |n| (t, n))) {
             let kind: SchedulerKind = name.parse().unwrap();

@@ -54,10 +54,10 @@ impl SigmaTable {
         SigmaTable { levels: Levels::Flow { shift, time_scale, entries: TIMESTEPS } }
     }
 
-    /// The levels of Flux: a flow whose network is told the level itself. Schedules pick from ten times as many levels
+    /// The same for models whose shift depends on the size, such as Flux: schedules pick from ten times as many levels
     /// (ComfyUI's `ModelSamplingFlux`).
-    pub fn flux(shift: f64) -> SigmaTable {
-        SigmaTable { levels: Levels::Flow { shift, time_scale: 1.0, entries: FLUX_ENTRIES } }
+    pub fn flux(shift: f64, time_scale: f64) -> SigmaTable {
+        SigmaTable { levels: Levels::Flow { shift, time_scale, entries: FLUX_ENTRIES } }
     }
 
     /// Whether levels are shares of noise, from 0 to 1.
@@ -183,18 +183,8 @@ pub fn shifted(shift: f64, u: f64) -> f64 {
     shift * u / (1.0 + (shift - 1.0) * u)
 }
 
-/// The shift `e^mu` that Flux.1 dev uses for a picture of that many tokens, one for each 16x16 pixels: `mu` is linear,
-/// 0.5 at 256 and 1.15 at 4096 (Black Forest Labs' `get_schedule`).
-pub fn flux_shift(tokens: usize) -> f64 {
-    linear_mu(tokens, FLUX_TOKENS, FLUX_MU).exp()
-}
-
-/// The sizes between which Flux's mu is a line, and mu there.
-pub(super) const FLUX_TOKENS: [f64; 2] = [256.0, 4096.0];
-pub(super) const FLUX_MU: [f64; 2] = [0.5, 1.15];
-
-/// The line through two points, at `tokens`.
-pub(super) fn linear_mu(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
+/// A shift's exponent `mu` for a picture of that many tokens: the line through two sizes and their mu, not clamped.
+pub(crate) fn linear_mu(tokens: usize, [x1, x2]: [f64; 2], [y1, y2]: [f64; 2]) -> f64 {
     let slope = (y2 - y1) / (x2 - x1);
     slope * tokens as f64 + y1 - slope * x1
 }
@@ -246,7 +236,6 @@ mod tests {
             let want = mu.exp() / (mu.exp() + 1.0 / u - 1.0);
             assert!((shifted(mu.exp(), u) - want).abs() < 1e-12);
         }
-        assert!((flux_shift(4096).ln() - 1.15).abs() < 1e-12 && (flux_shift(256).ln() - 0.5).abs() < 1e-12);
     }
 
     #[test]
