@@ -69,8 +69,15 @@ const OTHERS: &[(&str, &str, &str)] = &[
     ("lora_down.weight", "a LoRA", "load it next to a model"),
     ("lora_A.weight", "a LoRA", "load it next to a model"),
     ("lora_up.weight", "a LoRA", "load it next to a model"),
+    ("lokr_w1", "a LoRA", "load it next to a model"),
+    ("hada_w1_a", "a LoRA", "load it next to a model"),
+    ("proj_lora1.", "a LoRA", "load it next to a model"),
     ("control_model.", "a ControlNet", "it works next to a model"),
     ("input_hint_block.", "a ControlNet", "it works next to a model"),
+    ("controlnet_blocks.", "a ControlNet", "it works next to a model"),
+    ("controlnet_x_embedder.", "a ControlNet", "it works next to a model"),
+    ("ip_adapter.", "an IP-Adapter", "it works next to a model"),
+    ("ip_adapter_proj_model.", "an IP-Adapter", "it works next to a model"),
     ("controlnet_cond_embedding.", "a ControlNet", "it works next to a model"),
     ("motion_modules.", "a motion module", "it works next to a model"),
     ("emb_params", "a textual inversion", "it works next to a model"),
@@ -232,6 +239,14 @@ mod tests {
         assert_eq!(one(&format!("{D}transformer_blocks.0.img_mod.1.weight")), Kind::Known("Qwen-Image"));
         assert!(matches!(one("lora_unet_down_blocks_0.alpha"), Kind::NotAModel("a LoRA", _)));
         assert!(matches!(one("control_model.input_blocks.0.0.weight"), Kind::NotAModel("a ControlNet", _)));
+        let xlabs = kind(&[
+            ("double_blocks.0.processor.ip_adapter_double_stream_k_proj.weight", &[4, 4]),
+            ("ip_adapter_proj_model.proj.weight", &[4, 4]),
+        ]);
+        assert!(matches!(xlabs, Kind::NotAModel("an IP-Adapter", _)), "{xlabs:?}");
+        let control =
+            kind(&[("controlnet_blocks.0.weight", &[4, 4]), ("transformer_blocks.0.norm1.linear.bias", &[4])]);
+        assert!(matches!(control, Kind::NotAModel("a ControlNet", _)), "{control:?}");
         assert_eq!(one("first_stage_model.decoder.conv_in.weight"), Kind::NoNetwork);
         assert_eq!(one("encoder.down_blocks.0.resnets.0.conv1.weight"), Kind::NoNetwork);
     }

@@ -41,7 +41,7 @@ pub use bundle::Bundle;
 pub use component::Component;
 pub use conditioning::{Conditioning, Prompt, Run};
 pub use diffusion::Evaluation;
-pub use diffusion::flux::ReferencePlan;
+pub use diffusion::patches::ReferencePlan;
 pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shift, VaeFormat};
 pub use model::{Files, Model};
 pub use names::Part;

@@ -9,11 +9,10 @@ use sd_io::Checkpoint;
 
 use crate::component::Component;
 use crate::names::{Part, is_ignored};
+use crate::text::similar::distance;
 
 /// How many unread names a search for similar ones looks at: a file may hold a million.
 const LIKELY: usize = 10_000;
-/// Bytes of a name that a search for similar ones looks at.
-const LONGEST_NAME: usize = 256;
 
 /// What a dry run found.
 #[derive(Debug, Clone, PartialEq)]
@@ -107,37 +106,4 @@ pub(crate) fn explain(e: Error, c: &Component) -> Error {
     let near = names.map(|n| (distance(n, name), n)).filter(|(d, _)| *d <= limit).min();
     let Some(near) = near.map(|(_, n)| format!("the file has {n}, which nothing reads")) else { return e };
     e.hint(near)
-}
-
-/// How many bytes to insert, remove or change to get from `a` to `b` (Levenshtein), in their first bytes.
-fn distance(a: &str, b: &str) -> usize {
-    let start = |s: &str| s.bytes().take(LONGEST_NAME).collect::<Vec<u8>>();
-    let (a, b) = (start(a), start(b));
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (cell, y) in row.iter_mut().skip(1).zip(&b) {
-            left = (diagonal + usize::from(x != y)).min(*cell + 1).min(left + 1);
-            diagonal = std::mem::replace(cell, left);
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(a.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn similar_names_are_found() {
-        for (a, b, want) in
-            [("", "", 0), ("kitten", "sitting", 3), ("flaw", "lawn", 2), ("abc", "", 3), ("", "ab", 2)]
-        {
-            assert_eq!(distance(a, b), want, "{a} {b}");
-        }
-    }
 }

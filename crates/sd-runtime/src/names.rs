@@ -1,6 +1,7 @@
 //! Options that are picked by name: parsing, printing, and the message for a name that does not exist.
 
 use sd_core::{Error, Result};
+use sd_models::text::similar::distance;
 
 /// How much of a wrong name a message repeats.
 const LONGEST_SHOWN: usize = 60;
@@ -11,8 +12,12 @@ pub(crate) fn pick<T: Copy>(option: &str, given: &str, all: &[(&'static str, T)]
         return Ok(*value);
     }
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-    let nearest =
-        names.iter().map(|name| (distance(name, given), *name)).min().filter(|(d, name)| *d * 2 <= name.len());
+    let lower: String = given.chars().take(LONGEST_SHOWN).flat_map(char::to_lowercase).collect();
+    let nearest = names
+        .iter()
+        .map(|name| (distance(&name.to_lowercase(), &lower), *name))
+        .min()
+        .filter(|(d, name)| *d * 2 <= name.len());
     let shown: String = given.chars().take(LONGEST_SHOWN).collect();
     let mut message = format!("{option}: no {shown:?}");
     if let Some((_, name)) = nearest {
@@ -25,22 +30,6 @@ pub(crate) fn pick<T: Copy>(option: &str, given: &str, all: &[(&'static str, T)]
 /// The name of `value` in a table: the first one when it has several.
 pub(crate) fn name_of<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
     all.iter().find(|(_, v)| v == value).map_or("?", |(name, _)| name)
-}
-
-/// How many insertions, deletions and replacements turn `a` into `b` (Levenshtein), ignoring case.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().take(64).flat_map(char::to_lowercase).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().flat_map(char::to_lowercase).enumerate() {
-        let mut next = vec![i + 1];
-        for (j, cb) in b.iter().enumerate() {
-            let at = |r: &[usize], k: usize| r.get(k).copied().unwrap_or(usize::MAX - 1);
-            let best = (at(&row, j) + usize::from(ca != *cb)).min(at(&row, j + 1) + 1).min(at(&next, j) + 1);
-            next.push(best);
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 /// Gives an option type its `NAME` table: `FromStr`, `Display`, serde by name, and `names()`.
@@ -95,15 +84,6 @@ mod tests {
     use super::*;
 
     const ALL: &[(&str, u8)] = &[("euler", 1), ("euler_a", 2), ("dpm++2m", 3)];
-
-    #[test]
-    fn distances() {
-        for (a, b, d) in
-            [("", "", 0), ("abc", "", 3), ("", "ab", 2), ("kitten", "sitting", 3), ("Euler", "eULER", 0)]
-        {
-            assert_eq!(distance(a, b), d, "{a} {b}");
-        }
-    }
 
     #[test]
     fn wrong_names_are_answered_with_the_nearest() {

@@ -1,6 +1,7 @@
 //! The networks that predict noise.
 
 pub mod flux;
+pub mod patches;
 mod rope;
 mod tile;
 pub mod unet;
@@ -9,7 +10,7 @@ use std::fmt::Debug;
 
 use sd_core::{DType, Graph, Result, Scope, Tensor, Var};
 
-use self::flux::ReferencePlan;
+use self::patches::ReferencePlan;
 use crate::family::Joined;
 
 pub(crate) use tile::{conv, pad};

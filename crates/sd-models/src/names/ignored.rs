@@ -19,7 +19,7 @@ const PREFIXES: &[&str] = &[
 const SUFFIXES: &[&str] =
     &["embeddings.position_ids", "logit_scale", "spiece_model", "time_embedding.cond_proj.weight"];
 /// Of T5: its decoder, in the names of transformers and of llama.cpp.
-const DECODER: &[&str] = &["decoder.", "lm_head.", "dec."];
+const DECODER: &[&str] = &["decoder.", "lm_head.", "dec.", "output."];
 /// The encoder's copy of T5's token table.
 const COPY: &str = "encoder.embed_tokens.weight";
 /// Read by the family, not by a network.

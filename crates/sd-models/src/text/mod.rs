@@ -2,6 +2,7 @@
 
 pub mod clip;
 pub mod prompt;
+pub mod similar;
 pub mod t5;
 pub mod tokenizer;
 pub mod windows;

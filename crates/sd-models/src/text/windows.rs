@@ -59,7 +59,7 @@ fn close(open: &mut Vec<(u32, f32)>, filler: u32) -> Window {
 /// them so that their mean is what it was. Weights that are all 1 change nothing.
 ///
 /// # Errors
-/// There is not one weight per token.
+/// There is not one weight per token, or weights are so large that states become infinite.
 pub fn weigh(states: &mut Tensor, weights: &[f32]) -> Result<()> {
     let shape = states.shape();
     let width = shape.last();
@@ -69,6 +69,7 @@ pub fn weigh(states: &mut Tensor, weights: &[f32]) -> Result<()> {
     if weights.iter().all(|&w| w == 1.0) {
         return Ok(());
     }
+    let finite = states.is_finite();
     let mean = |v: &[f32]| v.iter().map(|&x| f64::from(x)).sum::<f64>() / v.len() as f64;
     let values = states.values_mut();
     let before = mean(values);
@@ -79,6 +80,11 @@ pub fn weigh(states: &mut Tensor, weights: &[f32]) -> Result<()> {
     // A mean of zero leaves nothing to rescale to.
     if scale.is_finite() {
         values.iter_mut().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+    }
+    if finite && !states.is_finite() {
+        let most = weights.iter().map(|w| w.abs()).fold(0.0, f32::max);
+        return Err(Error::request(format!("prompt: a weight of {most:e} makes its values infinite"))
+            .hint("weights from 0.5 to 1.5 are usual"));
     }
     Ok(())
 }
@@ -123,6 +129,8 @@ mod tests {
         let want = [1.0, 2.0, 6.0, 12.0].map(|x| x * 3.0 / 5.25);
         assert!(t.values().iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{t:?}");
         assert!(weigh(&mut t, &[1.0]).is_err());
+        let e = weigh(&mut t, &[1.0, f32::INFINITY]).unwrap_err();
+        assert!(e.is_request() && e.to_string().starts_with("prompt: a weight of inf"), "{e}");
         let mut zero = Tensor::f32(&[2, 1], vec![1.0, 1.0]).unwrap();
         weigh(&mut zero, &[0.0, 0.0]).unwrap();
         assert_eq!(zero.values(), [0.0, 0.0]);

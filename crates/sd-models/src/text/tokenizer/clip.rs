@@ -10,6 +10,7 @@ use unicode_normalization::UnicodeNormalization;
 use unicode_normalization::char::is_combining_mark;
 
 use super::bpe::Merges;
+use super::special;
 
 /// Merges of OpenAI's CLIP vocabulary, one pair a line after a version line.
 static MERGES: &[u8] = include_bytes!("../../../assets/clip_merges.txt.gz");
@@ -72,21 +73,9 @@ impl ClipTokenizer {
 
     /// The ids of `text`, without start and end. The literal `<|startoftext|>` and `<|endoftext|>` give their ids.
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        let mut out = Vec::new();
-        let mut start = 0;
-        for (at, _) in text.match_indices("<|") {
-            let tail = text.get(at..).unwrap_or_default();
-            let Some((mark, id)) =
-                [(START, Self::START), (END, Self::END)].into_iter().find(|m| tail.starts_with(m.0))
-            else {
-                continue;
-            };
-            self.encode_plain(text.get(start..at).unwrap_or_default(), &mut out);
-            out.push(id);
-            start = at + mark.len();
-        }
-        self.encode_plain(text.get(start..).unwrap_or_default(), &mut out);
-        out
+        let marks = [(START, Self::START), (END, Self::END)];
+        let special = |rest: &str| marks.iter().find(|m| rest.starts_with(m.0)).map(|m| (m.0.len(), m.1));
+        special::encode(text, special, |text, out| self.encode_plain(text, out))
     }
 
     fn encode_plain(&self, text: &str, out: &mut Vec<u32>) {

@@ -3,6 +3,7 @@
 mod bpe;
 mod charsmap;
 mod clip;
+mod special;
 mod trie;
 mod unigram;
 

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use sd_core::{Error, Result};
 
 use super::charsmap::Charsmap;
+use super::special;
 use super::trie::Trie;
 
 /// Lines of score, tab, piece; a line's number is the id.
@@ -97,21 +98,8 @@ impl Unigram {
 
     /// The ids of `text`, without an end. Special pieces written out give their ids. Takes time linear in the text.
     pub fn encode(&self, text: &str) -> Vec<u32> {
-        let mut out = Vec::new();
-        let mut start = 0;
-        for (at, _) in text.char_indices() {
-            if at < start {
-                continue;
-            }
-            let Some((len, id)) = text.as_bytes().get(at..).and_then(|t| self.special.prefixes(t).last()) else {
-                continue;
-            };
-            self.encode_plain(text.get(start..at).unwrap_or_default(), &mut out);
-            out.push(id);
-            start = at + len;
-        }
-        self.encode_plain(text.get(start..).unwrap_or_default(), &mut out);
-        out
+        let special = |rest: &str| self.special.prefixes(rest.as_bytes()).last();
+        special::encode(text, special, |text, out| self.encode_plain(text, out))
     }
 
     fn encode_plain(&self, text: &str, out: &mut Vec<u32>) {
