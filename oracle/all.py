@@ -24,6 +24,7 @@ import sd1_pictures
 import sd1_pipeline
 import sd2_pipeline
 import sdxl_pipeline
+import sdxl_refiner
 import t5_encoder
 import t5_tokens
 import umt5_encoder
@@ -35,7 +36,7 @@ if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
         rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
-        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, flux_pipeline, real_names, lora_kinds, lora_names, scaled,
+        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, flux_pipeline, real_names, lora_kinds, lora_names, scaled,
     )
     for script in scripts:
         script.main()

@@ -19,6 +19,7 @@ import names
 import pipeline
 import sd2_pipeline
 import sdxl_pipeline
+import sdxl_refiner
 import unet
 import unet_sdxl
 import vae
@@ -160,6 +161,8 @@ def tiny():
     add("sdxl_unet", "unet.", names.unet_rows(network.state_dict(), ""), network.state_dict(), table)
     add("sdxl_text_1", "text_encoder.", *same(first.state_dict(), "text_model."), table)
     add("sdxl_text_2", "text_encoder_2.", names.open_clip_rows(second.state_dict()), second.state_dict(), table)
+    _, network, table, _ = sdxl_refiner.build()
+    add("sdxl_refiner_unet", "unet.", names.unet_rows(network.state_dict(), ""), network.state_dict(), table)
     for name in flux_pipeline.TRANSFORMERS:
         clip, t5, transformer, vae_model, table, _ = flux_pipeline.build(name)
         add(f"flux_{name}", "transformer.", names.flux_rows(transformer.state_dict()), transformer.state_dict(), table)
@@ -169,6 +172,7 @@ def tiny():
     rest = [["vae.", "flux_vae"], ["text_encoders.clip_l.transformer.", "flux_clip"], ["text_encoders.t5xxl.transformer.", "flux_t5"]]
     checkpoints = {
         "sd2_pipeline": [[LDM, "sd2_unet"], [VAE, "sd_vae"], ["cond_stage_model.model.", "sd2_text"]],
+        "sdxl_refiner_pipeline": [[LDM, "sdxl_refiner_unet"], [VAE, "sd_vae"], ["conditioner.embedders.0.model.", "sdxl_text_2"]],
         "sdxl_pipeline": [[LDM, "sdxl_unet"], [VAE, "sd_vae"], [FIRST + "transformer.", "sdxl_text_1"], [SECOND, "sdxl_text_2"]],
     } | {f"flux_{name}_pipeline": [[LDM, f"flux_{name}"], *rest] for name in flux_pipeline.TRANSFORMERS}
     pipeline.save_names("pipeline_names", {

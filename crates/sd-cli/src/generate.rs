@@ -6,7 +6,8 @@ use crate::request::request;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
 use sd_runtime::{CancelToken, Device, Engine, GeneratedImage, Observer, Progress};
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
 
 /// The model that is used when none is named: its file name and its bytes.
@@ -24,10 +25,10 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
         debug!("not used: {unused}");
     }
     let mut watcher = Watcher { bar: Bar::new(console), output, cancel, saved: Ok(()) };
-    let images = engine.generate(&request, &mut watcher, cancel);
+    let drawn = engine.generate_each(&request, &mut watcher, cancel);
     // A file that could not be written stopped the request; that is what the user needs to hear.
     watcher.saved?;
-    images?;
+    drawn?;
     Ok(())
 }
 
@@ -54,8 +55,17 @@ fn open(args: &Args) -> Result<Engine> {
     if let Some(prediction) = context.prediction {
         builder = builder.prediction(prediction);
     }
+    if let Some(path) = &context.t5xxl {
+        builder = builder.t5xxl(path);
+    }
     if let Some(path) = &context.vae {
         builder = builder.vae(path);
+    }
+    if let Some(format) = context.vae_format.0 {
+        builder = builder.vae_format(format);
+    }
+    if let Some(path) = &context.refiner {
+        builder = builder.refiner(path);
     }
     if let Some(dtype) = context.weight_type {
         builder = builder.weight_type(dtype);
@@ -83,6 +93,13 @@ fn device(backend: &[String]) -> Result<Option<String>> {
         device = Some(name.to_owned());
     }
     Ok(device)
+}
+
+/// Finds out whether files can be made in `folder`, by making one for a moment.
+fn writable(folder: &Path) -> std::io::Result<()> {
+    let probe = folder.join(format!(".sd-cli-{}", std::process::id()));
+    File::options().write(true).create_new(true).open(&probe)?;
+    std::fs::remove_file(&probe)
 }
 
 /// Where and how images are written.
@@ -124,9 +141,15 @@ impl Output {
                     path.with_file_name("a.png").display()
                 );
             }
-            let nearest = path.ancestors().skip(1).find(|folder| folder.exists());
-            if let Some(folder) = nearest.filter(|folder| !folder.is_dir()) {
+            // What comes before a bare name is empty.
+            let before = path.ancestors().skip(1).find(|p| p.as_os_str().is_empty() || p.exists());
+            let folder = before.filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            if !folder.is_dir() {
                 bail!("--output: {} is not a folder", folder.display());
+            }
+            // Pictures share a folder mostly, and a device is written in place.
+            if index == 0 && !path.exists() {
+                writable(folder).with_context(|| format!("--output: cannot write in {}", folder.display()))?;
             }
         }
         Ok(())

@@ -49,7 +49,6 @@ const VALUES: &[&str] = &[
     "qwen2vl",
     "qwen2vl_vision",
     "embeddings-connectors",
-    "vae-format",
     "audio-vae",
     "taesd",
     "tae",

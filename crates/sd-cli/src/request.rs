@@ -65,7 +65,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         }),
         circular_x: pictures.circular || pictures.circularx,
         circular_y: pictures.circular || pictures.circulary,
-        refiner_switch: None,
+        refiner_switch: steps.refiner_switch,
     })
 }
 

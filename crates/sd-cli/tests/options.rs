@@ -68,7 +68,15 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["picture.png"], &["picture.png"]),
     (&["--mmap"], &["--mmap is not supported yet"]),
     (&["--hires-scale", "-2"], &["--hires-scale is not supported yet"]),
-    (&["-i", "a.png"], &["--init-img is not supported yet"]),
+    (&["-i", "a.png"], &["--init-img", "a.png"]),
+    (&["-r", "a.png"], &["--ref-image", "a.png"]),
+    (&["--strength", "1.5"], &["--strength", "0 to 1"]),
+    (&["--skip-layers", "[7,8"], &["--skip-layers", "bracket"]),
+    (&["--sigmas", "3,x"], &["--sigmas", "\"x\""]),
+    (&["--timestep-shift", "1001"], &["--timestep-shift", "0 to 1000"]),
+    (&["--vae-format", "sd9"], &["--vae-format", "flux", "sd3"]),
+    (&["--ref-image-args", "ref_index_mode=up"], &["--ref-image-args", "up", "increase"]),
+    (&["--refiner", "none.safetensors"], &["refiner", "none.safetensors"]),
     (&["--lora-model-dir=x"], &["--lora-model-dir is not supported yet"]),
 ];
 
@@ -95,6 +103,16 @@ fn an_output_that_is_a_folder_is_refused_before_the_work() {
     assert_eq!(run.code, Some(1));
     assert!(run.stderr.contains("--output: out.png is a folder"), "{}", run.stderr);
     assert!(!run.stderr.contains("denoising"), "{}", run.stderr);
+}
+
+/// Nobody can make files there, root included.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_that_cannot_be_written_is_found_before_the_work() {
+    let run = sd_cli(&folder("options-unwritable"), &["-p", "a red circle", "-o", "/proc/out.png"]);
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("--output: cannot write in /proc"), "{}", run.stderr);
+    assert!(!run.stderr.contains("demo model"), "{}", run.stderr);
 }
 
 #[test]

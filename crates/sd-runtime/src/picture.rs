@@ -17,12 +17,14 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// Sides that the networks cannot do are rounded up; the picture is cut out of the middle.
-    pub(crate) fn new(p: &Parameters, facts: &Facts) -> Sizes {
+    /// Sides that the networks cannot do are rounded up; the picture is cut out of the middle. Sides of a latent are
+    /// multiples of what `facts` say, and of `other`, powers of two.
+    pub(crate) fn new(p: &Parameters, facts: &Facts, other: usize) -> Sizes {
+        let multiple = facts.multiple.max(other);
         let (width, height) = (p.width as usize, p.height as usize);
-        let side = |pixels: usize| pixels.div_ceil(facts.pixels).next_multiple_of(facts.multiple);
+        let side = |pixels: usize| pixels.div_ceil(facts.pixels).next_multiple_of(multiple);
         let latent = [1, facts.channels, side(height), side(width)];
-        Sizes { width, height, latent, pixels: facts.pixels, multiple: facts.multiple }
+        Sizes { width, height, latent, pixels: facts.pixels, multiple }
     }
 
     /// The shape of the latent.

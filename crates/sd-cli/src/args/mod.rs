@@ -11,8 +11,8 @@ use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, Sam
 use std::ffi::OsString;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
-pub(crate) use value::Mode;
-use value::{log_level, mode, named, not_negative, output, weight_type, whole};
+pub(crate) use value::{Mode, OwnVae};
+use value::{log_level, mode, named, not_negative, output, vae_format, weight_type, whole};
 
 const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
 const MODEL_HELP: &str =
@@ -103,6 +103,12 @@ pub(crate) struct Context {
     /// Autoencoder that replaces the checkpoint's
     #[arg(long, value_name = "path")]
     pub(crate) vae: Option<PathBuf>,
+    /// Whose latents the autoencoder makes: auto (the family's), flux or sd3
+    #[arg(long, value_name = "string", default_value = "auto", value_parser = vae_format)]
+    pub(crate) vae_format: OwnVae,
+    /// Checkpoint that does the last steps, such as SDXL's refiner
+    #[arg(long, value_name = "path")]
+    pub(crate) refiner: Option<PathBuf>,
     /// What the network predicts: eps or v; default: what the checkpoint says, or a try
     #[arg(long, value_name = "string", value_parser = named::<Prediction>)]
     pub(crate) prediction: Option<Prediction>,

@@ -74,6 +74,9 @@ pub(crate) struct Steps {
     /// Noise levels that replace the schedule's, falling: 14.6,7.2,3.1,0
     #[arg(long, value_name = "list", action = ArgAction::Append)]
     pub(crate) sigmas: Vec<List<f64>>,
+    /// Share of the noise's timesteps after which --refiner takes over; 1 leaves it out; default: 0.8
+    #[arg(long, value_name = "float", value_parser = fraction)]
+    pub(crate) refiner_switch: Option<f32>,
     /// Fine tuning of sampler, schedule and guidance, as key=value,...
     #[arg(long, value_name = "string", action = ArgAction::Append)]
     pub(crate) extra_sample_args: Vec<String>,

@@ -1,6 +1,6 @@
 //! Parsers of option values. They return what is wrong with a value; clap names the option.
 
-use sd_runtime::DType;
+use sd_runtime::{DType, VaeFormat};
 use std::fmt::Display;
 use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
@@ -53,6 +53,14 @@ pub(super) fn weight_type(text: &str) -> Result<DType, String> {
         let names: Vec<&str> = DType::all().filter(|d| d.is_weight_type()).map(DType::name).collect();
         format!("want one of {}", names.join(", "))
     })
+}
+
+/// The latents of an autoencoder, if they are not those of the model's family.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnVae(pub(crate) Option<VaeFormat>);
+
+pub(super) fn vae_format(text: &str) -> Result<OwnVae, String> {
+    if text == "auto" { Ok(OwnVae(None)) } else { named(text).map(|format| OwnVae(Some(format))) }
 }
 
 /// A parser of whole numbers from `least` to `most`, of which not a character may be left over.

@@ -95,7 +95,7 @@ impl Runner {
             cancel.check()?;
             let segment = &stage.segment;
             let wanted: Vec<_> = stage.weights.iter().map(|(_, w, t)| (w, *t)).collect();
-            let weights = store.ensure(&wanted).map_err(|e| phase(e, segment, "loading weights"))?;
+            let weights = store.ensure(&wanted, cancel).map_err(|e| phase(e, segment, "loading weights"))?;
             cancel.check()?;
             let space =
                 workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
@@ -323,5 +323,54 @@ mod tests {
             assert_eq!(got, *want, "{names:?}");
             assert!(taken >= count, "{names:?}: {taken}");
         }
+    }
+
+    /// A source that asks to stop when its second weight is read.
+    struct Impatient {
+        weights: Shapes,
+        read: std::sync::atomic::AtomicUsize,
+        cancel: CancelToken,
+    }
+
+    impl WeightSource for Impatient {
+        fn names(&self) -> Vec<&str> {
+            self.weights.names()
+        }
+
+        fn meta(&self, name: &str) -> Option<crate::tensor::TensorMeta> {
+            self.weights.meta(name)
+        }
+
+        fn bytes(&self, name: &str) -> Result<crate::tensor::Bytes> {
+            if self.read.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 1 {
+                self.cancel.cancel();
+            }
+            self.weights.bytes(name)
+        }
+
+        fn origin(&self, name: &str) -> crate::tensor::Origin {
+            self.weights.origin(name)
+        }
+    }
+
+    #[test]
+    fn loading_weights_can_be_cancelled() {
+        let names = ["a.weight", "b.weight", "c.weight", "d.weight"];
+        let weights = Shapes(names.iter().map(|n| (*n, vec![32, 32])).collect());
+        let cancel = CancelToken::new();
+        let source = Arc::new(Impatient { weights, read: Default::default(), cancel: cancel.clone() });
+        let w = Scope::root(source.clone());
+        let g = Graph::new();
+        let mut x = g.input("x", &[1, 32], crate::DType::F32).unwrap();
+        for name in names {
+            x = g.linear(&w.linear_no_bias(name.trim_end_matches(".weight")).unwrap(), x).unwrap();
+        }
+        let program = g.finish(&[x]).unwrap();
+        let given = Tensor::zeros(&[1, 32]).unwrap();
+        let mut runner = Runner::new(Device::cpu().unwrap(), source.clone(), RunnerOptions::default()).unwrap();
+        let e = runner.run(&program, &[("x", &given)], &cancel).unwrap_err();
+        assert!(e.is_cancelled(), "{e}");
+        assert_eq!(source.read.load(std::sync::atomic::Ordering::SeqCst), 2);
+        assert!(runner.run(&program, &[("x", &given)], &CancelToken::new()).is_ok());
     }
 }

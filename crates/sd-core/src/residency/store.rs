@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::cancel::CancelToken;
 use crate::convert::{from_f32, to_f32};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -58,8 +59,9 @@ impl Store {
         self.resident.clear();
     }
 
-    /// Makes `wanted`, each in the type given, resident; in their order.
-    pub(crate) fn ensure(&mut self, wanted: &[(&Weight, DType)]) -> Result<Vec<Resident>> {
+    /// Makes `wanted`, each in the type given, resident; in their order. Stops between two weights if `cancel` was
+    /// cancelled.
+    pub(crate) fn ensure(&mut self, wanted: &[(&Weight, DType)], cancel: &CancelToken) -> Result<Vec<Resident>> {
         let dev = self.device.ggml()?;
         let on_host = self.device.kind() == crate::device::DeviceKind::Cpu;
         let mut uploads: Vec<Upload> = Vec::new();
@@ -70,6 +72,7 @@ impl Store {
             {
                 continue;
             }
+            cancel.check()?;
             let bytes = self.fetch(weight)?;
             if on_host && dtype == weight.dtype() && in_place(dtype, &bytes) {
                 let buffer = Buffer::lend(bytes)?;
@@ -79,7 +82,7 @@ impl Store {
                 uploads.push(Upload { weight, dtype, bytes });
             }
         }
-        self.upload(dev, &uploads)?;
+        self.upload(dev, &uploads, cancel)?;
         wanted
             .iter()
             .map(|(w, dtype)| {
@@ -111,7 +114,7 @@ impl Store {
     }
 
     /// Uploads into as few buffers as the device's limit on their size allows.
-    fn upload(&mut self, dev: Dev, uploads: &[Upload]) -> Result<()> {
+    fn upload(&mut self, dev: Dev, uploads: &[Upload], cancel: &CancelToken) -> Result<()> {
         let mut ctx = Context::new();
         let (align, limit) = (dev.alignment(), dev.max_buffer());
         let mut start = 0;
@@ -131,6 +134,7 @@ impl Store {
             buffer.mark_weights();
             let batch = &uploads[start..start + places.len()];
             for (u, &(id, offset)) in batch.iter().zip(&places) {
+                cancel.check()?;
                 ctx.place(id, &buffer, offset, dev)?;
                 let named = |e: Error| e.context(u.weight.origin().name.clone());
                 let bytes = converted(u.weight, u.dtype, &u.bytes).map_err(named)?;

@@ -174,7 +174,8 @@ pub(crate) fn run(
 ) -> Result<()> {
     resolved.warnings.iter().for_each(|w| watch.observer.warning(w));
     let p = &resolved.first;
-    let size = Sizes::new(p, net.facts());
+    let others = refiner.as_ref().map(|r| r.facts().multiple);
+    let size = Sizes::new(p, net.facts(), others.unwrap_or(1));
     size.check_circular(p.circular())?;
     if let Some(message) = size.message() {
         watch.observer.warning(&message);

@@ -15,8 +15,14 @@ pub(crate) fn write(name: &str, edit: impl FnMut(&str, &mut Vec<f32>)) -> PathBu
 }
 
 /// [`write`] with further vectors by name.
-pub(crate) fn write_with(
+pub(crate) fn write_with(name: &str, more: &[(&str, Vec<f32>)], edit: impl FnMut(&str, &mut Vec<f32>)) -> PathBuf {
+    write_reading(name, 4, more, edit)
+}
+
+/// [`write_with`] for a network that reads `channels` channels, 8 or 9 in `sd1_pictures.safetensors`.
+pub(crate) fn write_reading(
     name: &str,
+    channels: usize,
     more: &[(&str, Vec<f32>)],
     mut edit: impl FnMut(&str, &mut Vec<f32>),
 ) -> PathBuf {
@@ -26,9 +32,15 @@ pub(crate) fn write_with(
     let dims = |v: &Value| serde_json::from_value::<Vec<usize>>(v.clone()).unwrap();
     let mut specs = Vec::new();
     let mut made_from = Vec::new();
+    let pictures = Fixture::open("sd1_pictures.safetensors").metadata("procedural");
     for row in names["names"].as_array().unwrap() {
-        let (title, stored_name, shape) = (row[0].as_str().unwrap(), row[2].as_str().unwrap(), dims(&row[3]));
-        let (exponent, shift) = (rule[title][1].as_i64().unwrap() as i32, rule[title][2].as_f64().unwrap() as f32);
+        let (title, stored_name, mut shape) = (row[0].as_str().unwrap(), row[2].as_str().unwrap(), dims(&row[3]));
+        let mut rule = &rule[title];
+        if title == "unet.conv_in.weight" && channels != 4 {
+            shape[1] = channels;
+            rule = &pictures[format!("{}.{title}", if channels == 8 { "pix2pix" } else { "inpaint" })];
+        }
+        let (exponent, shift) = (rule[1].as_i64().unwrap() as i32, rule[2].as_f64().unwrap() as f32);
         // Matrices and kernels are exact in f16.
         let dtype = if shape.len() > 1 && shift == 0.0 { DType::F16 } else { DType::F32 };
         specs.push(TensorSpec { name: stored_name.into(), dtype, shape: Shape::new(&shape).unwrap() });
