@@ -10,6 +10,7 @@ use crate::component::Component;
 use crate::detect::{Kind, detect};
 use crate::model::Files;
 use crate::names::{Part, part_of};
+use crate::scaled;
 
 /// Tensors of a model, from one or more files.
 pub struct Bundle {
@@ -59,7 +60,13 @@ impl Bundle {
             (Some((part, _)), None) => !skip.contains(&part),
             (None, None) => true,
         };
-        let names: Vec<&str> = source.names().into_iter().filter(|name| belongs(name)).collect();
+        // With `rename` scaled weights become values, and what scales them is left out.
+        if rename {
+            scaled::check(&source)?;
+        }
+        let values = if rename { scaled::values(&source) } else { source.clone() };
+        let names = source.names().into_iter().filter(|name| belongs(name) && values.meta(name).is_some());
+        let names: Vec<&str> = names.collect();
         if let (Some(part), []) = (only, names.as_slice()) {
             return Err(Error::bad_file(file.path(), format!("holds no {}", part.name())));
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sd_core::{DType, Scope, WeightSource};
 
 use crate::names::{Part, Spelling, is_ignored, is_left_out, part_of};
+use crate::scaled;
 use crate::view::View;
 
 /// A part of a model, wherever it is stored.
@@ -20,6 +21,7 @@ pub struct Component {
 impl Component {
     /// The parts in `file`. With `only`, the file is taken to hold nothing else, so its names need no prefix.
     pub(crate) fn split(file: &Arc<dyn WeightSource>, only: Option<Part>) -> Vec<Component> {
+        let values = scaled::values(file);
         let mut found: BTreeMap<(Part, &'static str), Vec<&str>> = BTreeMap::new();
         for name in file.names().into_iter().filter(|n| !is_ignored(n)) {
             if let Some(place) = part_of(name, only) {
@@ -33,9 +35,13 @@ impl Component {
             let Some(((_, prefix), names)) = places.max_by_key(|(_, names)| names.len()) else { continue };
             let bare: Vec<&str> = names.iter().filter_map(|n| n.strip_prefix(prefix)).collect();
             let spelling = Spelling::detect(part, prefix, &bare);
-            let unread = |name: &&str| name.strip_prefix(prefix).is_some_and(|n| is_left_out(part, n, &bare));
+            // What scales another tensor is part of that one's values and has none of its own.
+            let unread = |name: &&str| {
+                values.meta(name).is_none()
+                    || name.strip_prefix(prefix).is_some_and(|n| is_left_out(part, n, &bare))
+            };
             let (left_out, names): (Vec<&str>, Vec<&str>) = names.iter().partition(|n| unread(n));
-            let view = Arc::new(View::new(file.clone(), spelling, &names));
+            let view = Arc::new(View::new(file.clone(), values.clone(), spelling, &names));
             let left_out = left_out.into_iter().map(String::from).collect();
             out.push(Component { part, scope: Scope::root(view.clone()), view, left_out });
         }

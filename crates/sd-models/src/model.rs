@@ -14,6 +14,7 @@ use crate::family::{Family, Info, Latent, Noise, Prediction, VaeFormat};
 use crate::markers;
 use crate::names::{Part, part_of};
 use crate::report::{Report, explain};
+use crate::scaled;
 use crate::vae::kl;
 
 /// The files a model is opened from. A part that is given apart replaces the one in `model`.
@@ -327,6 +328,7 @@ fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
     let apart = files.parts.iter().map(|(part, file)| (file, Some(*part)));
     for (file, only) in files.model.iter().map(|file| (file, None)).chain(apart) {
         let source: Arc<dyn WeightSource> = file.clone();
+        scaled::check(&source)?;
         let found = Component::split(&source, only);
         if let (Some(part), []) = (only, found.as_slice()) {
             let what = format!("holds no {}", part.name());

@@ -45,6 +45,21 @@ const FOREIGN: &[(&str, &str)] = &[
     (".weight_zero_point", "an asymmetric quantisation"),
 ];
 
+/// The type in which a model's scaled weights are read, that of ComfyUI: products keep eight bits of mantissa, and FP8
+/// has four at most.
+const VALUES: DType = DType::BF16;
+
+/// What is read of the tensors of `file`: values where they are scaled, and nothing of what scales them. Where this
+/// cannot be done, [`check`] says why.
+pub(crate) fn values(file: &Arc<dyn WeightSource>) -> Arc<dyn WeightSource> {
+    ScaledSource::wrap(file.clone(), VALUES).unwrap_or_else(|_| file.clone())
+}
+
+/// An error on scaled weights that cannot be read.
+pub(crate) fn check(file: &Arc<dyn WeightSource>) -> Result<()> {
+    ScaledSource::wrap(file.clone(), VALUES).map(drop)
+}
+
 /// How the values of a weight follow from what is stored.
 #[derive(Debug, Clone, PartialEq)]
 enum Recipe {

@@ -10,6 +10,8 @@ use crate::names::{Form, Spelling};
 /// A file's tensors of one part, renamed, and joined, cut or turned where the file lays them out otherwise.
 pub(crate) struct View {
     file: Arc<dyn WeightSource>,
+    /// The file, what is scaled in it as values.
+    values: Arc<dyn WeightSource>,
     spelling: Spelling,
     entries: BTreeMap<String, Entry>,
     /// Names of tensors that cannot be made of what the file has, with what is wrong. They are listed without shape, so
@@ -26,8 +28,13 @@ struct Entry {
 }
 
 impl View {
-    /// The tensors `names` of `file`.
-    pub(crate) fn new(file: Arc<dyn WeightSource>, spelling: Spelling, names: &[&str]) -> View {
+    /// The tensors `names` of `file`, which `values` reads.
+    pub(crate) fn new(
+        file: Arc<dyn WeightSource>,
+        values: Arc<dyn WeightSource>,
+        spelling: Spelling,
+        names: &[&str],
+    ) -> View {
         let mut found: BTreeMap<String, BTreeMap<usize, (Form, String)>> = BTreeMap::new();
         for name in names {
             for (here, form) in spelling.here(name) {
@@ -39,12 +46,13 @@ impl View {
         for (here, parts) in found {
             let forms: BTreeSet<Form> = parts.values().map(|p| p.0.whole()).collect();
             let sources: Vec<String> = parts.into_values().map(|p| p.1).collect();
-            let absent: Vec<String> = spelling.file(&here).into_iter().filter(|n| file.meta(n).is_none()).collect();
+            let absent: Vec<String> =
+                spelling.file(&here).into_iter().filter(|n| values.meta(n).is_none()).collect();
             if matches!(forms.first(), Some(Form::Part(_))) && !absent.is_empty() {
                 broken.insert(here, absent.join(" + "));
                 continue;
             }
-            let metas: Vec<TensorMeta> = sources.iter().filter_map(|n| file.meta(n)).collect();
+            let metas: Vec<TensorMeta> = sources.iter().filter_map(|n| values.meta(n)).collect();
             let made = match forms.first() {
                 Some(&form) if forms.len() == 1 && metas.len() == sources.len() => {
                     meta_of(form, &metas).map(|meta| (form, meta))
@@ -59,7 +67,7 @@ impl View {
                 broken.insert(here, what);
             }
         }
-        View { file, spelling, entries, broken }
+        View { file, values, spelling, entries, broken }
     }
 
     /// The file.
@@ -86,8 +94,8 @@ impl View {
 
     /// A tensor of the file, as `dtype`.
     fn read(&self, name: &str, dtype: DType) -> Result<Bytes> {
-        let bytes = self.file.bytes(name)?;
-        match self.file.meta(name) {
+        let bytes = self.values.bytes(name)?;
+        match self.values.meta(name) {
             Some(m) if m.dtype != dtype => {
                 let values = convert::to_f32(m.dtype, &bytes, m.shape.elements())?;
                 convert::from_f32(dtype, &values, m.shape.last()).map(Bytes::from)
@@ -246,7 +254,8 @@ mod tests {
     fn view(file: File, rows: &[(&str, &str, Form)]) -> View {
         let rows = rows.iter().map(|(file, here, form)| Row::new(*file, *here, &[]).form(*form)).collect();
         let names: Vec<&str> = file.0.iter().map(|t| t.0).collect();
-        View::new(Arc::new(File(file.0.clone())), Spelling::new("", rows), &names)
+        let file: Arc<dyn WeightSource> = Arc::new(File(file.0.clone()));
+        View::new(file.clone(), file, Spelling::new("", rows), &names)
     }
 
     fn values(v: &View, name: &str) -> Vec<f32> {

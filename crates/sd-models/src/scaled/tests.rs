@@ -161,3 +161,41 @@ fn an_ordinary_checkpoint_is_returned_as_it_is() {
     let file: Arc<dyn WeightSource> = Arc::new(Checkpoint::open(path).unwrap());
     assert!(Arc::ptr_eq(&ScaledSource::wrap(file.clone(), DType::F32).unwrap(), &file));
 }
+
+#[test]
+fn a_part_of_a_model_has_values() {
+    use crate::component::Component;
+    let dir = std::env::temp_dir().join(format!("sd-models-scaled-part-{}", std::process::id()));
+    let path = dir.join("m.safetensors");
+    let unet = "model.diffusion_model";
+    let (weight, scale) =
+        (format!("{unet}.input_blocks.0.0.weight"), format!("{unet}.input_blocks.0.0.scale_weight"));
+    let marker = format!("{unet}.scaled_fp8");
+    let spec = |name: &String, dtype, dims: &[usize]| TensorSpec {
+        name: name.clone(),
+        dtype,
+        shape: sd_core::Shape::new(dims).unwrap(),
+    };
+    let specs =
+        [spec(&weight, DType::F8E4M3, &[2, 2]), spec(&scale, DType::F32, &[]), spec(&marker, DType::F8E4M3, &[2])];
+    // 1, 2, 4 and -1 in E4M3, times a half.
+    write_safetensors(&path, &[], &specs, |s| {
+        Ok(match &s.name {
+            n if *n == weight => vec![0x38, 0x40, 0x48, 0xb8],
+            n if *n == scale => 0.5f32.to_le_bytes().to_vec(),
+            _ => vec![0; 2],
+        })
+    })
+    .unwrap();
+    let file: Arc<dyn WeightSource> = Arc::new(Checkpoint::open(&path).unwrap());
+    let [part] = Component::split(&file, None).try_into().ok().unwrap();
+    let source = part.source();
+    assert_eq!(source.names(), ["input_blocks.0.0.weight"]);
+    assert_eq!(f32s(&*source, "input_blocks.0.0.weight"), [0.5, 1.0, 2.0, -0.5]);
+    // The report counts what is stored, and no companion as unread.
+    assert_eq!(part.bytes(), 4);
+    let mut left_out = part.left_out().to_vec();
+    left_out.sort();
+    assert_eq!(left_out, [scale, marker]);
+    std::fs::remove_dir_all(dir).unwrap();
+}
