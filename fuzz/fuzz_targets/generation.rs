@@ -5,7 +5,8 @@ use libfuzzer_sys::fuzz_target;
 use sd_io::image::{PictureText, generation};
 use sd_io::{read_generation, read_texts};
 
-const KEYWORDS: [&str; 7] = ["parameters", "prompt", "sd-metadata", "invokeai_metadata", "Comment", "stealth", "Make"];
+const KEYWORDS: [&str; 7] =
+    ["parameters", "prompt", "sd-metadata", "invokeai_metadata", "Comment", "stealth", "Make"];
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = read_generation(bytes);
