@@ -4,7 +4,7 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib/deps.sh"
 
-need_build_tools
+need_build_tools curl # the examples of docs/server.md
 need_lint_tools
 cd "$(repo_root)"
 

@@ -1,5 +1,6 @@
 # Sourced by the other scripts. Makes sure that the tools a build needs are there, and installs the missing ones on Debian
-# and Ubuntu. `need_build_tools` returns only when a build can start.
+# and Ubuntu. `need_build_tools` returns only when a build can start, and when the commands named to it, which are their own
+# packages, are there.
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
@@ -41,13 +42,18 @@ need_build_tools() {
   command -v c++ >/dev/null 2>&1 || missing+=(g++)
   command -v make >/dev/null 2>&1 || command -v ninja >/dev/null 2>&1 || missing+=(make)
   has_libclang || missing+=(libclang-dev)
+  local tool
+  for tool in "$@"; do
+    command -v "$tool" >/dev/null 2>&1 || missing+=("$tool")
+  done
   [ ${#missing[@]} -eq 0 ] && return 0
 
   command -v apt-get >/dev/null 2>&1 ||
-    die "the build needs cmake, a C++ compiler, make and libclang; missing here (by their Debian names): ${missing[*]}"
+    die "missing here, by their Debian names: ${missing[*]}; install them and run this again"
   local as_root=()
   if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null 2>&1 || die "as root, run: apt-get install ${missing[*]}"
+    command -v sudo >/dev/null 2>&1 ||
+      die "missing: ${missing[*]}; as root, run: apt-get update && apt-get install -y ${missing[*]}"
     as_root=(sudo)
   fi
   say "installing: ${missing[*]}"
