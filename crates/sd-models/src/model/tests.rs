@@ -260,6 +260,43 @@ fn what_nothing_reads_is_counted_in_groups() {
 }
 
 /// Prompts to contexts, as transformers computes them and the web UI weighs them.
+/// Matrices in FP8, each with a scale, as files of ComfyUI have them.
+#[test]
+fn scaled_weights_are_read_with_their_scales() {
+    let folder = Folder::new();
+    let scaled = |s: &Shapes, scale: &str| {
+        let mut out = Vec::new();
+        for mut spec in specs(s) {
+            if spec.shape.rank() == 2 && spec.name.contains(".attn") {
+                let module = spec.name.strip_suffix(".weight").unwrap();
+                let name = format!("{module}.{scale}");
+                spec.dtype = DType::F8E4M3;
+                out.push(TensorSpec { name, dtype: DType::F32, shape: Shape::new(&[]).unwrap() });
+            }
+            out.push(spec);
+        }
+        let marker = "model.diffusion_model.scaled_fp8".to_owned();
+        out.push(TensorSpec { name: marker, dtype: DType::F8E4M3, shape: Shape::new(&[2]).unwrap() });
+        out
+    };
+    let open = |specs: &[TensorSpec]| {
+        let path = folder.join("m.safetensors");
+        write_safetensors(&path, &[], specs, zeros).unwrap();
+        Model::open(&Files { model: Some(Arc::new(Checkpoint::open(&path).unwrap())), ..Files::default() })
+    };
+    for scale in ["scale_weight", "weight_scale"] {
+        let specs = scaled(&single(), scale);
+        assert!(specs.iter().filter(|s| s.dtype == DType::F8E4M3).count() > 10);
+        let report = open(&specs).unwrap().dry_run().unwrap();
+        assert!(report.unused.is_empty(), "{scale}: {:?}", report.unused);
+    }
+    let mut specs = scaled(&single(), "scale_weight");
+    let first = specs.iter_mut().find(|s| s.name.ends_with("scale_weight")).unwrap();
+    first.shape = Shape::new(&[3]).unwrap();
+    let e = open(&specs).err().unwrap().to_string();
+    assert!(e.contains(".scale_weight is [3] f32") && e.contains("want one scale, one per row"), "{e}");
+}
+
 #[test]
 fn contexts_agree_with_the_reference() {
     let fixture = Fixture::open("sd1_pipeline");
