@@ -202,7 +202,7 @@ fn rebuild(values: &[Value], args: &[Id], typed: bool) -> Result<TensorRef, Stri
         return Err(format!("a tensor with {} axes, at most {MAX_RANK} are supported", dims.len()));
     }
     let offset = unsigned(arg(1)).ok_or("a tensor whose offset is no number")?;
-    Ok(TensorRef { storage: storage.clone(), dtype, offset, dims, strides })
+    Ok(TensorRef { storage: (**storage).clone(), dtype, offset, dims, strides })
 }
 
 /// The storage that a persistent id names: `("storage", class, key, location, elements, view)`, where a view is

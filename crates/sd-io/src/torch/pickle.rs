@@ -10,7 +10,7 @@ use crate::cursor::{Cursor, Fault};
 use crate::text::shown;
 
 /// The most values a pickle may build; the largest checkpoints need some hundred thousand.
-const MAX_VALUES: usize = 1 << 22;
+const MAX_VALUES: usize = 1 << 21;
 
 /// A value's place in the arena.
 pub(crate) type Id = u32;
@@ -29,7 +29,7 @@ pub(crate) enum Value {
     List(Vec<Id>),
     Dict(Vec<(Id, Id)>),
     Class(Class),
-    Storage(StorageRef),
+    Storage(Box<StorageRef>),
     Tensor(Box<TensorRef>),
     /// Something that is not looked into, and what it is.
     Opaque(&'static str),
@@ -111,7 +111,7 @@ impl Pickled {
     /// Every storage that is referred to.
     pub(crate) fn storages(&self) -> impl Iterator<Item = &StorageRef> {
         self.values.iter().filter_map(|v| match v {
-            Value::Storage(s) => Some(s),
+            Value::Storage(s) => Some(&**s),
             _ => None,
         })
     }
@@ -490,7 +490,9 @@ impl Machine<'_> {
     /// What an object that the pickle leaves to its container is.
     fn persistent(&self, id: &Value) -> Result<Value, Fault> {
         Ok(match (self.persistent, id) {
-            (Persistent::Storages, Value::Tuple(parts)) => Value::Storage(classes::storage(&self.values, parts)?),
+            (Persistent::Storages, Value::Tuple(parts)) => {
+                Value::Storage(Box::new(classes::storage(&self.values, parts)?))
+            }
             (Persistent::Known(known), Value::Int(i)) => {
                 known.get(i).cloned().ok_or_else(|| format!("refers to object {i}, which the file lacks"))?
             }

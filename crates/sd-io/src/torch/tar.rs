@@ -151,7 +151,7 @@ fn storages(
         let end = len.and_then(|n| n.checked_add(start)).filter(|n| *n <= range.end).ok_or_else(cut)?;
         let name = key.to_string();
         let storage = StorageRef { key: name.clone(), dtype: Some(dtype), numel, view: None };
-        if known.insert(key, Value::Storage(storage)).is_some() {
+        if known.insert(key, Value::Storage(Box::new(storage))).is_some() {
             return Err(fault(format!("storage {key} appears twice").into()));
         }
         stored.insert(name, Stored { range: start..end, big_endian: false });
@@ -179,8 +179,8 @@ fn views(listed: &Pickled, known: &mut HashMap<i64, Value>) -> Result<(), Fault>
         let end = start.zip(u64::try_from(len).ok()).and_then(|(s, n)| s.checked_add(n));
         match (start, end.filter(|end| *end <= root.numel)) {
             (Some(start), Some(end)) => {
-                let view = StorageRef { view: Some(start..end), ..root.clone() };
-                known.insert(key, Value::Storage(view));
+                let view = StorageRef { view: Some(start..end), ..(**root).clone() };
+                known.insert(key, Value::Storage(Box::new(view)));
             }
             _ => return Err(format!("a view leaves storage {}", shown(&root.key)).into()),
         }
@@ -210,7 +210,7 @@ fn tensors(c: &mut Cursor<'_>, storages: &HashMap<i64, Value>) -> Result<HashMap
         let (dims, strides) = (numbers()?, numbers()?);
         let offset = c.u64("offset")?;
         let dtype = storage.dtype.ok_or("a storage without a type")?;
-        let tensor = TensorRef { storage: storage.clone(), dtype, offset, dims, strides };
+        let tensor = TensorRef { storage: (**storage).clone(), dtype, offset, dims, strides };
         known.insert(key, Value::Tensor(Box::new(tensor)));
     }
     Ok(known)

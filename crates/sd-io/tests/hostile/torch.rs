@@ -167,6 +167,7 @@ fn pickles() {
     shared.push(b'.');
     check(vec![
         ("empty pickle", run(b"."), &["pickle"]),
+        ("more values than any model", run(&[b'N'; 3_000_000]), &["builds more than 2097152 values"]),
         ("no end", run(b"N"), &["pickle takes 1 bytes at byte 3, the file has 0 more"]),
         ("underflow", run(b"s."), &["pickle, byte 2: takes more values than there are"]),
         ("below the mark", run(b"N(0."), &["pickle, byte 4: takes more values"]),
