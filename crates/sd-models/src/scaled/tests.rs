@@ -64,8 +64,11 @@ fn rotating_twice_changes_nothing() {
     assert!(group.iter().zip(0..64u8).all(|(v, i)| (v - f32::from(i)).abs() < 1e-4));
 }
 
-/// The error of a file with these tensors of zeros or, for notes, of text.
-fn refused(tensors: &[(&str, DType, &[usize], &str)]) -> String {
+/// Name, type, shape, and the text that it holds before zeros.
+type Row<'a> = (&'a str, DType, &'a [usize], &'a str);
+
+/// The error of a file with these tensors.
+fn refused(tensors: &[Row<'_>]) -> String {
     let dir = std::env::temp_dir().join(format!("sd-models-scaled-{}-{:p}", std::process::id(), tensors));
     let path = dir.join("m.safetensors");
     let specs: Vec<TensorSpec> = tensors
@@ -94,7 +97,7 @@ fn refused(tensors: &[(&str, DType, &[usize], &str)]) -> String {
 fn companions_that_are_not_understood_are_errors() {
     use DType::{F8E4M3, F16, F32, I8, U8};
     let note = r#"{"format": "int8_tensorwise", "convrot": true, "convrot_groupsize": 8}"#;
-    let cases: &[(&[(&str, DType, &[usize], &str)], &str)] = &[
+    let cases: &[(&[Row<'_>], &str)] = &[
         (&[("a.scale_weight", F32, &[], "")], "a.scale_weight scales a.weight, which is missing"),
         (
             &[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[5], "")],
