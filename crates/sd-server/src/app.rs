@@ -78,6 +78,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/v1/models", get(openai::models))
         .route("/v1/images/generations", post(openai::generations))
         .route("/sdapi/v1/txt2img", post(webui::txt2img))
+        .route("/sdapi/v1/img2img", post(webui::img2img))
         .route("/sdapi/v1/progress", get(webui::progress))
         .route("/sdapi/v1/interrupt", post(webui::interrupt))
         .route("/sdapi/v1/samplers", get(webui::samplers))
@@ -123,7 +124,7 @@ async fn capabilities(State(app): State<Arc<App>>) -> Json<Value> {
         "supported_modes": ["img_gen"],
         "current_mode": "img_gen",
         "defaults": defaults,
-        "output_formats": ["png", "jpeg"],
+        "output_formats": ["png", "jpeg", "webp"],
         "samplers": sd_runtime::SamplerKind::names().collect::<Vec<_>>(),
         "schedulers": sd_runtime::SchedulerKind::names().collect::<Vec<_>>(),
         "loras": [],
@@ -179,6 +180,7 @@ impl App {
             height: 128,
             steps: 20,
             cfg_scale: 5.0,
+            guidance: None,
             sampler: sd_runtime::SamplerKind::EulerA,
             scheduler: sd_runtime::SchedulerKind::Discrete,
             clip_skip: 1,

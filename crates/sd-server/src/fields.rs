@@ -2,6 +2,10 @@
 //! known.
 
 use crate::failure::Failure;
+use crate::limits;
+use base64::Engine as _;
+use sd_io::Image;
+use sd_runtime::{InputImage, InputMask};
 use serde_json::{Map, Value};
 
 /// The fields of a JSON object that have not been taken yet. `null` counts as absent.
@@ -92,6 +96,52 @@ impl Fields {
         find(&text).map(Some).map_err(|e| Failure::bad(format!("{}{name}: {e}", self.prefix)))
     }
 
+    /// `true` or `false`; numbers count as in Python.
+    pub(crate) fn flag(&mut self, name: &str) -> Result<Option<bool>, Failure> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(flag)),
+            Some(Value::Number(n)) => Ok(Some(n.as_f64() != Some(0.0))),
+            Some(other) => Err(self.wrong(name, "true or false", &other)),
+        }
+    }
+
+    /// A picture in base64, with or without the beginning of a data URL.
+    pub(crate) fn picture(&mut self, name: &str) -> Result<Option<InputImage>, Failure> {
+        let Some(text) = self.text(name)?.filter(|text| !text.is_empty()) else { return Ok(None) };
+        self.decode(name, &text).map(Some)
+    }
+
+    /// Pictures, as [`Fields::picture`] reads them.
+    pub(crate) fn pictures(&mut self, name: &str) -> Result<Vec<InputImage>, Failure> {
+        let list = match self.take(name) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(list)) => list,
+            Some(other) => return Err(self.wrong(name, "a list of pictures", &other)),
+        };
+        if list.len() > limits::PICTURES {
+            let prefix = &self.prefix;
+            return Err(Failure::bad(format!("{prefix}{name}: want at most {} pictures", limits::PICTURES)));
+        }
+        let one = |item: &Value| match item {
+            Value::String(text) => self.decode(name, text),
+            other => Err(self.wrong(name, "a list of strings", other)),
+        };
+        list.iter().map(one).collect()
+    }
+
+    fn decode(&self, name: &str, text: &str) -> Result<InputImage, Failure> {
+        let wrong = |what: String| Failure::bad(format!("{}{name}: {what}", self.prefix));
+        let text = match text.split_once(',') {
+            Some((head, rest)) if head.starts_with("data:") => rest,
+            _ => text,
+        };
+        let bytes = base64::prelude::BASE64_STANDARD.decode(text.trim());
+        let bytes = bytes.map_err(|e| wrong(format!("want base64: {e}")))?;
+        let image = Image::decode(&bytes).map_err(|e| wrong(e.to_string()))?;
+        Ok(InputImage { width: image.width(), height: image.height(), rgb: image.rgb().to_vec() })
+    }
+
     /// An error if one of these fields asks for something; false, zero, -1 and what is empty do not.
     pub(crate) fn unsupported(&mut self, names: &[&str]) -> Result<(), Failure> {
         for name in names {
@@ -112,6 +162,16 @@ impl Fields {
         let asks = self.left.iter().filter(|(_, v)| !is_neutral(v));
         asks.map(|(name, _)| format!("{}{}: unknown, ignored", self.prefix, shortened(name))).collect()
     }
+}
+
+/// The luma of a picture (ITU-R BT.601, as Pillow's mode L has it), or the opposite: what is bright is painted anew.
+pub(crate) fn mask(image: &InputImage, invert: bool) -> InputMask {
+    let bright = |pixel: &[u8]| match *pixel {
+        [r, g, b] => ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 0x8000) >> 16) as u8,
+        _ => 0,
+    };
+    let value = |pixel: &[u8]| if invert { 255 - bright(pixel) } else { bright(pixel) };
+    InputMask { width: image.width, height: image.height, values: image.rgb.chunks_exact(3).map(value).collect() }
 }
 
 fn object(what: &str, text: &[u8]) -> Result<Map<String, Value>, Failure> {

@@ -8,8 +8,10 @@ pub(crate) const IMAGES: u32 = 8;
 pub(crate) const STEPS: u32 = 150;
 /// The longest side in pixels.
 pub(crate) const SIDE: u32 = 4096;
-/// The most bytes of a body.
-pub(crate) const BODY: usize = 1 << 20;
+/// The most bytes of a body, which may hold pictures.
+pub(crate) const BODY: usize = 64 << 20;
+/// The most pictures in one list.
+pub(crate) const PICTURES: usize = 16;
 /// How long a body may take to arrive.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(30);
 

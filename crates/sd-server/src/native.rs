@@ -3,7 +3,7 @@
 
 use crate::app::{Answer, App, base64, body, unix_time};
 use crate::failure::Failure;
-use crate::fields::{Fields, shortened};
+use crate::fields::{Fields, mask};
 use crate::limits;
 use crate::named;
 use crate::queue::{Format, Outcome, Picture, Place};
@@ -11,7 +11,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use sd_runtime::ImageRequest;
+use sd_runtime::{ImageRequest, ReferenceIndex};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,27 +22,13 @@ const KEPT: u64 = 600;
 const KEPT_JOBS: usize = 64;
 
 /// Fields that cannot be followed yet, unless they ask for nothing.
-const UNSUPPORTED: &[&str] = &[
-    "lora",
-    "init_image",
-    "mask_image",
-    "control_image",
-    "ip_adapter_image",
-    "ref_images",
-    "scm_mask",
-    "cache_option",
-    "upscale_model",
-    "ad_model",
-];
+const UNSUPPORTED: &[&str] = &["lora", "ip_adapter_image", "scm_mask", "cache_option", "upscale_model", "ad_model"];
 
 /// Fields of what is not there, or of what is off.
 const IGNORED: &[&str] = &[
-    "strength",
     "qwen_image_layers",
     "control_strength",
     "ip_adapter_strength",
-    "auto_resize_ref_image",
-    "increase_ref_index",
     "embed_image_metadata",
     "video_frames",
     "fps",
@@ -107,12 +93,8 @@ pub(crate) async fn img_gen(
     let mut fields = Fields::parse(&body(request).await?)?;
     let mut request = app.defaults.clone();
     let warnings = apply(&mut fields, &mut request)?;
-    let quality = u8::try_from(fields.small("output_compression", 0, 100)?.unwrap_or(100).max(1)).unwrap_or(100);
-    let format = fields.choice("output_format", |name| match name.to_ascii_lowercase().as_str() {
-        "png" => Ok(Format::Png),
-        "jpeg" | "jpg" => Ok(Format::Jpeg(quality)),
-        _ => Err(format!("want png or jpeg, got {:?}", shortened(name))),
-    })?;
+    let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
+    let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
     let format = format.unwrap_or(Format::Png);
     let warnings = [warnings, fields.unknown()].concat();
     let ticket = app.queue.submit(request, format)?;
@@ -238,12 +220,27 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
             if let Some(mut layers) = guidance.object("slg")? {
                 layers.unsupported(&["scale"])?;
             }
-            guidance.ignore(&["distilled_guidance", "img_cfg"]);
+            request.guidance = guidance.not_negative("distilled_guidance")?.or(request.guidance);
+            request.image_cfg_scale = guidance.not_negative("img_cfg")?.or(request.image_cfg_scale);
             warnings.extend(guidance.unknown());
         }
-        sample.unsupported(&["custom_sigmas", "extra_sample_args", "shifted_timestep"])?;
-        sample.ignore(&["flow_shift"]);
+        set(&mut request.extra_sample_args, sample.text("extra_sample_args")?);
+        request.flow_shift = sample.not_negative("flow_shift")?.or(request.flow_shift);
+        sample.unsupported(&["custom_sigmas", "shifted_timestep"])?;
         warnings.extend(sample.unknown());
+    }
+    let strength = fields.not_negative("strength")?;
+    if let Some(image) = fields.picture("init_image")? {
+        (request.init_image, request.strength) = (Some(image), strength.or(request.strength));
+    }
+    if let Some(image) = fields.picture("mask_image")? {
+        request.mask = Some(mask(&image, false));
+    }
+    request.control_image = fields.picture("control_image")?.or_else(|| request.control_image.take());
+    request.ref_images.extend(fields.pictures("ref_images")?);
+    request.ref_resize = fields.flag("auto_resize_ref_image")?.or(request.ref_resize);
+    if fields.flag("increase_ref_index")? == Some(true) {
+        request.ref_index = ReferenceIndex::Increase;
     }
     for name in ["hires", "vae_tiling_params"] {
         if let Some(mut feature) = fields.object(name)? {

@@ -78,12 +78,7 @@ impl Asked {
         }
         request.scheduler = fields.choice("scheduler", named::scheduler)?.flatten().or(request.scheduler);
         let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
-        let quality = u8::try_from(quality.max(1)).unwrap_or(100);
-        let format = fields.choice("output_format", |name| match name {
-            "png" => Ok(Format::Png),
-            "jpeg" | "jpg" => Ok(Format::Jpeg(quality)),
-            other => Err(format!("want png or jpeg, got {:?}", shortened(other))),
-        })?;
+        let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
         let url = fields.choice("response_format", |name| match name {
             "b64_json" => Ok(false),
             "url" => Ok(true),
@@ -148,7 +143,7 @@ mod tests {
             (r#"{"prompt":"a","size":"0x8"}"#, "size: "),
             (r#"{"prompt":"a","size":"-8x8"}"#, "size: "),
             (r#"{"prompt":"a","size":"99999999999x8"}"#, "size: "),
-            (r#"{"prompt":"a","output_format":"tiff"}"#, "output_format: want png or jpeg, got \"tiff\""),
+            (r#"{"prompt":"a","output_format":"tiff"}"#, "output_format: want png, jpeg or webp, got \"tiff\""),
             (r#"{"prompt":"a","output_compression":101}"#, "output_compression: "),
             (r#"{"prompt":"a","response_format":"x"}"#, "response_format: "),
             (r#"{"prompt":"a","background":"transparent"}"#, "background: "),

@@ -1,6 +1,7 @@
 //! Requests wait here for the one worker that owns the engine.
 
 use crate::app::unix_time;
+use crate::fields::shortened;
 use sd_io::Image;
 use sd_runtime::{CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, Progress};
 use std::collections::VecDeque;
@@ -19,6 +20,8 @@ pub(crate) enum Format {
     Png,
     /// With a quality from 1 to 100.
     Jpeg(u8),
+    /// Without loss.
+    Webp,
 }
 
 impl Format {
@@ -27,6 +30,17 @@ impl Format {
         match self {
             Format::Png => "png",
             Format::Jpeg(_) => "jpeg",
+            Format::Webp => "webp",
+        }
+    }
+
+    /// The format that clients call so.
+    pub(crate) fn parse(name: &str, quality: u32) -> Result<Format, String> {
+        match name.to_ascii_lowercase().as_str() {
+            "png" => Ok(Format::Png),
+            "jpeg" | "jpg" => Ok(Format::Jpeg(u8::try_from(quality.clamp(1, 100)).unwrap_or(100))),
+            "webp" => Ok(Format::Webp),
+            _ => Err(format!("want png, jpeg or webp, got {:?}", shortened(name))),
         }
     }
 
@@ -36,6 +50,7 @@ impl Format {
         let bytes = match self {
             Format::Png => picture.to_png(Some(&text))?,
             Format::Jpeg(quality) => picture.to_jpeg(quality, Some(&text))?,
+            Format::Webp => picture.to_webp(Some(&text))?,
         };
         Ok(Picture { bytes, parameters: image.parameters.clone() })
     }

@@ -1,8 +1,8 @@
-//! The API of A1111's web UI, `/sdapi/v1`, as far as it is about text to image.
+//! The API of A1111's web UI, `/sdapi/v1`, as far as it is about drawing.
 
 use crate::app::{Answer, App, base64, body};
 use crate::failure::Failure;
-use crate::fields::{Fields, shortened};
+use crate::fields::{self, Fields, shortened};
 use crate::limits;
 use crate::queue::Format;
 use crate::{named, native};
@@ -25,7 +25,8 @@ const UNSUPPORTED: &[&str] = &[
     "alwayson_scripts",
     "extra_images",
     "lora",
-    "init_images",
+    "mask_blur",
+    "inpaint_full_res",
 ];
 
 /// Fields that choose between files, or that belong to a feature which is off.
@@ -34,7 +35,6 @@ const IGNORED: &[&str] = &[
     "seed_resize_from_h",
     "seed_resize_from_w",
     "seed_enable_extras",
-    "denoising_strength",
     "firstphase_width",
     "firstphase_height",
     "hr_scale",
@@ -58,15 +58,50 @@ const IGNORED: &[&str] = &[
     "comments",
     "force_task_id",
     "infotext",
+    "include_init_images",
+    "inpaint_full_res_padding",
+    "inpainting_fill",
+    "initial_noise_multiplier",
+    "mask_blur_x",
+    "mask_blur_y",
+    "image_cfg_scale",
+    "resize_mode",
 ];
 
 /// Pictures from a prompt.
 pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answer {
     let body = body(request).await?;
-    let echo: Value = serde_json::from_slice(&body).unwrap_or_default();
     let mut fields = Fields::parse(&body)?;
-    let (mut request, mut warnings) = read(&mut fields, &app)?;
+    // Only of use to a second pass, which is refused.
+    fields.ignore(&["denoising_strength"]);
+    let (request, warnings) = read(&mut fields, &app)?;
+    draw(&app, &body, request, warnings).await
+}
+
+/// Pictures from a prompt and a picture.
+pub(crate) async fn img2img(State(app): State<Arc<App>>, request: Body) -> Answer {
+    let body = body(request).await?;
+    let mut fields = Fields::parse(&body)?;
+    let first = fields.pictures("init_images")?.into_iter().next();
+    let first = first.ok_or_else(|| Failure::bad("init_images: want a list with the picture to start from"))?;
+    let strength = fields.not_negative("denoising_strength")?;
+    let mask = fields.picture("mask")?;
+    let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
+    let (mut request, warnings) = read(&mut fields, &app)?;
+    request.init_image = Some(first);
+    request.strength = strength.or(request.strength);
+    request.mask = mask.map(|mask| fields::mask(&mask, invert));
+    draw(&app, &body, request, warnings).await
+}
+
+/// Draws, and answers with an echo of the body.
+async fn draw(app: &App, body: &[u8], mut request: ImageRequest, mut warnings: Vec<String>) -> Answer {
     warnings.extend(native::follow_prompt(&mut request)?);
+    let mut echo: Value = serde_json::from_slice(body).unwrap_or_default();
+    if let Some(echo) = echo.as_object_mut() {
+        // The client has its own pictures.
+        echo.retain(|name, _| !matches!(name.as_str(), "init_images" | "mask"));
+    }
     let outcome = app.generate(request, Format::Png, &mut warnings).await?;
     let images: Vec<String> = outcome.pictures.iter().map(|p| base64(&p.bytes)).collect();
     let of = |f: fn(&sd_runtime::Parameters) -> Value| -> Vec<Value> {
@@ -109,6 +144,7 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
     request.steps = fields.small("steps", 1, limits::STEPS)?.or(request.steps);
     request.cfg_scale = fields.not_negative("cfg_scale")?.or(request.cfg_scale);
     request.eta = fields.not_negative("eta")?.or(request.eta);
+    request.guidance = fields.not_negative("distilled_cfg_scale")?.or(request.guidance);
     request.seed = fields.whole("seed", i64::MIN, i64::MAX)?.or(request.seed);
     let most = limits::IMAGES;
     let images = fields.small("batch_size", 1, most)?.unwrap_or(1) * fields.small("n_iter", 1, most)?.unwrap_or(1);
@@ -234,7 +270,7 @@ mod tests {
         let (r, warnings) = read(
             r#"{"prompt":"a cat","negative_prompt":"dog","width":500,"height":512,"steps":20,"cfg_scale":7.5,
                 "seed":-1,"batch_size":2,"n_iter":2,"sampler_name":"DPM++ 2M Karras","styles":[],"enable_hr":false,
-                "denoising_strength":0.7,"alwayson_scripts":{},"save_images":true,"subseed":-1,"sampler_index":"Euler",
+                "alwayson_scripts":{},"save_images":true,"subseed":-1,"sampler_index":"Euler",
                 "override_settings":{"CLIP_stop_at_last_layers":2,"sd_model_checkpoint":"demo"},"odd":1}"#,
         )
         .unwrap();
@@ -269,7 +305,7 @@ mod tests {
             (r#"{"sampler_name":"Oiler"}"#, "sampler_name: no \"Oiler\" (one of euler"),
             (r#"{"scheduler":"x"}"#, "scheduler: no \"x\""),
             (r#"{"enable_hr":true}"#, "enable_hr: not supported yet"),
-            (r#"{"init_images":["x"]}"#, "init_images: not supported yet"),
+            (r#"{"mask_blur":4}"#, "mask_blur: not supported yet"),
             (r#"{"override_settings":[]}"#, "override_settings: want an object, got a list"),
             (r#"{"override_settings":{"sd_model_checkpoint":"other"}}"#, "override_settings.sd_model_checkpoint: "),
         ] {

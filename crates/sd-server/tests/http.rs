@@ -163,6 +163,38 @@ fn pictures() {
     let url = data[0]["url"].as_str().unwrap().strip_prefix("data:image/jpeg;base64,").unwrap();
     assert!(decoded(&json!(url)).starts_with(&[0xff, 0xd8, 0xff]));
     assert_ne!(data[0]["seed"], json!(42), "seeds are drawn");
+
+    let ask = json!({"prompt": "a", "size": "64x64", "steps": 1, "output_format": "webp"});
+    let file = decoded(&server.post("/v1/images/generations", &ask).1["data"][0]["b64_json"]);
+    assert_eq!((&file[..4], &file[8..12]), (&b"RIFF"[..], &b"WEBP"[..]));
+}
+
+#[test]
+fn pictures_from_pictures() {
+    let server = Server::start(&[]);
+    let ask =
+        json!({"prompt": "a red circle on a blue background", "width": 64, "height": 72, "steps": 8, "seed": 7});
+    let first = server.post("/sdapi/v1/txt2img", &ask).1["images"][0].clone();
+    let draw = |path: &str, extra: Value| {
+        let mut ask = json!({"prompt": "a red circle", "steps": 8, "seed": 3});
+        ask.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let (status, answer) = server.post(path, &ask);
+        assert_eq!(status, 200, "{answer}");
+        decoded(&answer["images"][0])
+    };
+    let img2img = "/sdapi/v1/img2img";
+    let url = format!("data:image/png;base64,{}", first.as_str().unwrap());
+    let little = draw(img2img, json!({"init_images": [url], "denoising_strength": 0.2}));
+    assert_eq!(png_size(&little), (64, 72), "the picture's own size");
+    let much = draw(img2img, json!({"init_images": [first], "denoising_strength": 0.9}));
+    let none = draw("/sdapi/v1/txt2img", json!({"width": 64, "height": 72}));
+    let pixels = |bytes: &[u8]| sd_io::Image::decode(bytes).unwrap().rgb().to_vec();
+    let start = pixels(&decoded(&first));
+    let distance = |bytes: &[u8]| -> u64 {
+        pixels(bytes).iter().zip(&start).map(|(a, b)| u64::from(a.abs_diff(*b)).pow(2)).sum()
+    };
+    let (little, much, none) = (distance(&little), distance(&much), distance(&none));
+    assert!(little < much && little < none, "{little} {much} {none}");
 }
 
 #[test]
@@ -223,7 +255,7 @@ fn hostile_requests_get_an_answer_that_names_the_fault() {
     let deep = "[".repeat(500_000);
     let long = json!({"prompt": "a".repeat(70_000)}).to_string();
     let brackets = json!({"prompt": "(".repeat(60_000), "steps": 1, "size": "8x8"}).to_string();
-    let huge = vec![b'x'; 3 << 20];
+    let huge = vec![b'x'; (64 << 20) + 1];
     let openai = "/v1/images/generations";
     let webui = "/sdapi/v1/txt2img";
     let cases: &[(&str, &[u8], u16, &str)] = &[
@@ -243,6 +275,11 @@ fn hostile_requests_get_an_answer_that_names_the_fault() {
         (webui, br#"{"prompt":"a","scheduler":7}"#, 400, "scheduler: "),
         (webui, br#"{"prompt":"a","width":-64}"#, 400, "width: "),
         (webui, br#"{"prompt":"a\u0000b","steps":1,"width":64,"height":64}"#, 400, "NUL"),
+        ("/sdapi/v1/img2img", br#"{"prompt":"a"}"#, 400, "init_images: "),
+        ("/sdapi/v1/img2img", br#"{"init_images":["AAAA"]}"#, 400, "init_images: "),
+        ("/sdapi/v1/img2img", br#"{"init_images":["%%"]}"#, 400, "init_images: want base64"),
+        ("/sdapi/v1/img2img", br#"{"init_images":[7]}"#, 400, "init_images: want a list of strings"),
+        ("/sdcpp/v1/img_gen", br#"{"init_image":"data:image/png;base64,"}"#, 400, "init_image: "),
         ("/sdapi/v1/options", b"[]", 400, "JSON object"),
     ];
     for (path, body, status, part) in cases {
