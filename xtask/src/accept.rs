@@ -40,6 +40,8 @@ type Check = fn(&Path) -> Result<String>;
 const CHECKS: &[(&str, Check)] = &[
     ("embeddings", checkpoints),
     ("lora", checkpoints),
+    ("lora", crate::lora::numbered),
+    ("keytables", crate::lora::key_tables),
     ("weights", checkpoints),
     ("vocab", no_checkpoints),
     ("png-metadata", parameters),

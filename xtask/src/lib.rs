@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+mod lora;
 pub mod networks;
 pub mod oracle;
 pub mod synth;

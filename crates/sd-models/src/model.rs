@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sd_core::{DType, Error, Graph, Program, Result, Tensor, WeightSource};
 use sd_io::Checkpoint;
 
+use crate::adapter::embedding::Embeddings;
 use crate::component::Component;
 use crate::conditioning::{self, Conditioning, Prompt, Run, Sizes, TextEncoder, TextRecipe};
 use crate::detect::{Kind, detect};
@@ -169,8 +170,22 @@ impl Model {
     /// # Errors
     /// The prompt is too long, `clip_skip` skips every layer, a weight is missing or misshapen, or `run` fails.
     pub fn condition(&self, prompt: &Prompt<'_>, run: &mut Run<'_>) -> Result<Conditioning> {
+        self.condition_with(prompt, &Embeddings::default(), run)
+    }
+
+    /// The same for a prompt in which names of embeddings stand for their vectors. `run` runs the text encoders with
+    /// tables that [`Embeddings::rows`] follow.
+    ///
+    /// # Errors
+    /// As for [`Model::condition`].
+    pub fn condition_with(
+        &self,
+        prompt: &Prompt<'_>,
+        embeddings: &Embeddings,
+        run: &mut Run<'_>,
+    ) -> Result<Conditioning> {
         let recipe = self.info.family.recipe();
-        conditioning::encode(&self.encoders, recipe.vector, recipe.zero_negative, prompt, run)
+        conditioning::encode(&self.encoders, recipe.vector, recipe.zero_negative, prompt, embeddings, run)
     }
 
     /// Token states of a text encoder: `ids [batch, t]` i32 to `[batch, t, c]`, if they are a part of the context, and to

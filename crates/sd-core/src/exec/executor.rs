@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{Backend, Buffer, Dev};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::CpuKernels;
+use crate::passes::adapters::Adapted;
 use crate::residency::Store;
 use crate::tensor::{Data, Tensor, WeightSource};
 
@@ -30,6 +31,9 @@ pub struct Runner {
     carried: Arena,
     lowered: usize,
     kernels: CpuKernels,
+    adapted: Option<Arc<Adapted>>,
+    /// Programs with adapters, by the signature of those without.
+    rewritten: Vec<(u128, Arc<Program>)>,
     /// Operations of ggml that the CPU is to compute although the device can: for tests.
     refuse: Vec<&'static str>,
 }
@@ -55,14 +59,31 @@ impl Runner {
             carried,
             lowered: 0,
             kernels: CpuKernels::Auto,
+            adapted: None,
+            rewritten: Vec::new(),
             refuse,
         })
     }
 
-    /// Takes weights from `source` from now on and frees those whose names `keep` refuses. A name must always mean the
-    /// same bytes: weights that are on the device already are not read again.
-    pub fn set_source(&mut self, source: Arc<dyn WeightSource>, keep: impl Fn(&str) -> bool) {
-        self.store.set_source(source, keep);
+    /// Runs programs with these adapters from now on, until others are set. Weights that they do not need are freed.
+    pub fn set_adapters(&mut self, adapted: Arc<Adapted>) {
+        self.store.set_source(adapted.clone(), |name| adapted.keeps(name));
+        self.rewritten.clear();
+        self.adapted = Some(adapted);
+    }
+
+    /// `program` with adapters; `None` if they change nothing of it.
+    fn rewritten(&mut self, program: &Program) -> Result<Option<Arc<Program>>> {
+        let Some(adapted) = self.adapted.as_ref().filter(|a| a.changes_any(program)) else { return Ok(None) };
+        if let Some((_, known)) = self.rewritten.iter().find(|(s, _)| *s == program.signature()) {
+            return Ok(Some(known.clone()));
+        }
+        let made = Arc::new(adapted.apply(program)?);
+        if self.rewritten.len() >= KEPT {
+            self.rewritten.remove(0);
+        }
+        self.rewritten.push((program.signature(), made.clone()));
+        Ok(Some(made))
     }
 
     /// Where it runs.
@@ -83,6 +104,8 @@ impl Runner {
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
         cancel.check()?;
+        let rewritten = self.rewritten(program)?;
+        let program = rewritten.as_deref().unwrap_or(program);
         let at = self.plan(program)?;
         let given = bind(program, &self.plans[at], inputs)?;
         let Runner { dev, backend, store, plans, workspace, carried, .. } = self;
@@ -155,7 +178,8 @@ impl Runner {
     /// # Errors
     /// The program cannot be lowered for this device.
     pub fn measure(&mut self, program: &Program) -> Result<Vec<SegmentSize>> {
-        let at = self.plan(program)?;
+        let rewritten = self.rewritten(program)?;
+        let at = self.plan(rewritten.as_deref().unwrap_or(program))?;
         Ok(self.plans[at].sizes())
     }
 

@@ -5,9 +5,8 @@
 //! tensor it adds has a name of its own, so nothing that was loaded or lowered for other adapters is ever read.
 //!
 //! ```text
-//! let adapted = Arc::new(Adapted::new(base, list, mode, types));
-//! runner.set_source(adapted.clone(), |name| adapted.keeps(name));
-//! runner.run(&adapted.apply(&program)?, ..)
+//! let adapted = Arc::new(Adapted::new(base, list, mode, types)?);
+//! runner.set_adapters(adapted); // every program that it runs from now on has them
 //! ```
 
 mod adapted;

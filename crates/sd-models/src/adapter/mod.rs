@@ -4,11 +4,13 @@
 //! ```text
 //! let lora = Lora::open(&Arc::new(Checkpoint::open(path)?), &model)?;
 //! tracing::info!("{}", lora.report());
-//! let list = vec![(lora.part(Part::Diffusion)?.clone(), 0.8)];
-//! let adapted = Arc::new(Adapted::new(component.source(), list, Mode::Auto, types)?);
+//! // Per request and part; without adapters and embeddings, this is the part as it is.
+//! let adapted = adapter::adapted(component, &[(Arc::new(lora), 0.8)], &embeddings, Mode::Auto, types)?;
+//! runner.set_adapters(adapted);
 //! ```
 
 mod build;
+pub mod embedding;
 mod keys;
 mod modules;
 mod ordered;
@@ -18,13 +20,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use sd_core::passes::adapters::{Adapter, Change, Rows};
-use sd_core::{Error, Result, WeightSource};
+use sd_core::passes::adapters::{Adapted, Adapter, Change, Kind, Mode, Rows};
+use sd_core::{Error, Result, TypePolicy, WeightSource};
 use sd_io::Checkpoint;
 
+use crate::component::Component;
 use crate::model::Model;
 use crate::names::{Form, Part};
 use build::{Alpha, Made};
+use embedding::Embeddings;
 use keys::Group;
 use modules::{Modules, Place};
 use ordered::Ordered;
@@ -61,15 +65,19 @@ impl Lora {
     /// # Errors
     /// The file is no adapter, or changes nothing of the model; the message names what was found.
     pub fn open(file: &Arc<Checkpoint>, model: &Model) -> Result<Lora> {
-        let mut tensors = Vec::new();
-        for component in model.components() {
-            let source = component.source();
-            let named = |n: &str| source.meta(n).map(|m| (component.part(), n.to_owned(), m.shape));
-            tensors.extend(source.names().into_iter().filter_map(named));
-        }
-        let alphas = Alphas::read(file);
         let source: Arc<dyn WeightSource> = file.clone();
-        read(&source, &file.path().display().to_string(), &alphas, &Modules::new(tensors))
+        let name = file.path().display().to_string();
+        read(&source, &name, &Alphas::read(file), &modules(model.components()))
+    }
+
+    /// The same for the tensors of an adapter and of a model's file, without metadata.
+    ///
+    /// # Errors
+    /// As for [`Lora::open`].
+    pub fn fit(source: Arc<dyn WeightSource>, model: &Arc<dyn WeightSource>) -> Result<Lora> {
+        let first = source.names().first().map(|n| source.origin(n).file).unwrap_or_default();
+        let components = Component::split(model, None);
+        read(&source, &first, &Alphas::default(), &modules(components.iter()))
     }
 
     /// What it changes of a part; `None` if nothing.
@@ -81,6 +89,24 @@ impl Lora {
     pub fn report(&self) -> &LoraReport {
         &self.report
     }
+}
+
+/// A part's weights with adapters, each at its strength, and with the vectors of embeddings after its table of tokens.
+/// `types` are those of the part's runner.
+///
+/// # Errors
+/// A change does not fit its weight.
+pub fn adapted(
+    component: &Component,
+    loras: &[(Arc<Lora>, f32)],
+    embeddings: &Embeddings,
+    mode: Mode,
+    types: TypePolicy,
+) -> Result<Arc<Adapted>> {
+    let part = component.part();
+    let list = loras.iter().filter_map(|(lora, strength)| Some((lora.part(part)?.clone(), *strength))).collect();
+    let adapted = Adapted::new(component.source(), list, mode, types)?;
+    adapted.with_rows(embedding::TOKEN_TABLE, embeddings.rows(part)).map(Arc::new)
 }
 
 impl fmt::Display for LoraReport {
@@ -101,6 +127,17 @@ impl fmt::Display for LoraReport {
         }
         Ok(())
     }
+}
+
+/// The tensors of a model's parts.
+fn modules<'a>(components: impl Iterator<Item = &'a Component>) -> Modules {
+    let mut tensors = Vec::new();
+    for component in components {
+        let source = component.source();
+        let named = |n: &str| source.meta(n).map(|m| (component.part(), n.to_owned(), m.shape));
+        tensors.extend(source.names().into_iter().filter_map(named));
+    }
+    Modules::new(tensors)
 }
 
 /// A module of the file, found in the model.
@@ -220,7 +257,7 @@ fn whole(name: &str, source: &dyn WeightSource, modules: &Modules) -> Option<Mad
     let place = modules.find(name, "").first()?;
     let shape = source.meta(name)?.shape;
     let same = place.form == Form::Same && place.shape == shape;
-    let kind = sd_core::passes::adapters::Kind::Replacement(name.to_owned());
+    let kind = Kind::Replacement(name.to_owned());
     same.then(|| Made { tensor: "", change: Change { kind, scale: 1.0, rows: Rows::All, magnitude: None } })
 }
 

@@ -115,7 +115,10 @@ impl TextEncoder for Encoder {
             windows.truncate(1);
         }
         let program = self.program(windows.len(), clip_skip).map_err(|e| e.context("clip_skip"))?;
-        let ids = windows.iter().flat_map(|w| w.ids.iter().copied()).collect();
+        // What comes after the vocabulary's own vectors comes after the table's.
+        let more = self.cfg.vocabulary.saturating_sub(ClipTokenizer::END as usize + 1) as i32;
+        let id = |id: &i32| if *id > ClipTokenizer::END as i32 { id.saturating_add(more) } else { *id };
+        let ids = windows.iter().flat_map(|w| w.ids.iter().map(id)).collect();
         let ids = Tensor::i32(&[windows.len(), CONTEXT], ids)?;
         let mut outputs = run(self.part(), &program, &[("ids", &ids)])?.into_iter();
         let states = match self.recipe.states {

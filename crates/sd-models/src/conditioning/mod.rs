@@ -6,6 +6,7 @@ mod t5;
 
 use sd_core::{Error, Program, Result, Tensor};
 
+use crate::adapter::embedding::Embeddings;
 use crate::component::Component;
 use crate::names::Part;
 use crate::text::prompt::{self, Piece};
@@ -175,10 +176,11 @@ pub(crate) fn encode(
     vector: Vector,
     zero_negative: bool,
     prompt: &Prompt<'_>,
+    embeddings: &Embeddings,
     run: &mut Run<'_>,
 ) -> Result<Conditioning> {
     let zeros = zero_negative && prompt.negative && prompt.text.is_empty();
-    let pieces = prompt::parse(prompt.text);
+    let pieces = embeddings.apply(prompt::parse(prompt.text));
     let (mut states, mut pooled) = (Vec::new(), Vec::new());
     for encoder in encoders {
         let encoded = if zeros {
@@ -310,7 +312,10 @@ mod tests {
     fn absent_encoders_are_zeros() {
         let all = [encoder(1, 2, true), encoder(4, 3, false)];
         let prompt = Prompt { text: "cat", negative: false, clip_skip: 1, size: [8, 8] };
-        let got = encode(&all, Vector::Pooled, false, &prompt, &mut |_, _, _| panic!("nothing runs")).unwrap();
+        let got = encode(&all, Vector::Pooled, false, &prompt, &Embeddings::default(), &mut |_, _, _| {
+            panic!("nothing runs")
+        })
+        .unwrap();
         assert_eq!((got.context.dims(), got.vector.unwrap().dims()), (&[1, 5, 4][..], &[1, 4][..]));
         assert!(got.context.values().iter().all(|v| *v == 0.0));
         // An encoder that is there may have more rows than one that is not.

@@ -15,6 +15,8 @@ pub enum Piece {
     Text(String, f64),
     /// The window of tokens ends here.
     Break,
+    /// Vectors after those of the vocabulary, by number, and their weight: an embedding. [`parse`] makes none.
+    Vectors(std::ops::Range<usize>, f64),
 }
 
 /// The pieces of a prompt, in order; neighbours of equal weight are one piece. An empty prompt is one empty piece.

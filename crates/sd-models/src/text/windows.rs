@@ -23,13 +23,25 @@ pub struct Window {
 }
 
 /// Cuts weighted text into windows. `filler` follows the end token in a window that is not full: the end token
-/// itself for SD 1.x, 0 for OpenCLIP. [`Piece::Break`] ends a window early; there is at least one window.
+/// itself for SD 1.x, 0 for OpenCLIP. [`Piece::Break`] ends a window early; there is at least one window. Vector `i`
+/// after the vocabulary is id `END + 1 + i`; vectors of one piece stay in one window if they fit into any.
 pub fn windows(tokenizer: &ClipTokenizer, pieces: &[Piece], filler: u32) -> Vec<Window> {
     let mut done = Vec::new();
     let mut open: Vec<(u32, f32)> = Vec::new();
     for piece in pieces {
         match piece {
             Piece::Break => done.push(close(&mut open, filler)),
+            Piece::Vectors(numbers, weight) => {
+                if open.len() + numbers.len() > WINDOW && numbers.len() <= WINDOW {
+                    done.push(close(&mut open, filler));
+                }
+                for number in numbers.clone() {
+                    if open.len() == WINDOW {
+                        done.push(close(&mut open, filler));
+                    }
+                    open.push((ClipTokenizer::END.saturating_add(1).saturating_add(number as u32), *weight as f32));
+                }
+            }
             Piece::Text(text, weight) => {
                 for id in tokenizer.encode(text) {
                     if open.len() == WINDOW {

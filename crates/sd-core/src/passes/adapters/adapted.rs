@@ -1,6 +1,7 @@
 //! The weights of a network with adapters: those of the network, and what adapters add under names of its own.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::change::{self, Kind, Rows};
@@ -21,7 +22,7 @@ pub enum Mode {
     Auto,
     /// In the weights when they are loaded. Quantised ones become f16, so that weak changes are not rounded away.
     Immediately,
-    /// Beside the weights in every run. Biases and norms, which are f32 in memory anyway, are changed when loaded.
+    /// Beside the weights in every run. Biases, norms and tables are changed when loaded.
     AtRuntime,
 }
 
@@ -33,6 +34,15 @@ pub struct Adapted {
     types: TypePolicy,
     targets: BTreeMap<String, Target>,
     entries: BTreeMap<String, Entry>,
+    tables: BTreeMap<String, Longer>,
+}
+
+/// A table with rows after its own.
+struct Longer {
+    /// What the longer table is called.
+    name: String,
+    meta: TensorMeta,
+    rows: Vec<f32>,
 }
 
 /// A weight that is changed.
@@ -104,8 +114,8 @@ impl Adapted {
         types: TypePolicy,
     ) -> Result<Adapted> {
         let adapters: Vec<_> = adapters.into_iter().filter(|(_, strength)| *strength != 0.0).collect();
-        let (targets, entries) = (BTreeMap::new(), BTreeMap::new());
-        let mut out = Adapted { base, adapters, mode, types, targets, entries };
+        let (targets, entries, tables) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut out = Adapted { base, adapters, mode, types, targets, entries, tables };
         for (a, (adapter, _)) in out.adapters.iter().enumerate() {
             for (name, changes) in &adapter.changes {
                 let Some(meta) = out.base.meta(name) else { continue };
@@ -125,20 +135,70 @@ impl Adapted {
         Ok(out)
     }
 
+    /// The same with `rows`, each as long as those of the table `[n, c]`, after the table's own: ids from `n` on mean them.
+    ///
+    /// # Errors
+    /// There is no such table, or `rows` are not whole rows of it.
+    pub fn with_rows(mut self, table: &str, rows: Vec<f32>) -> Result<Adapted> {
+        if rows.is_empty() {
+            return Ok(self);
+        }
+        let target = if self.targets.contains_key(table) { self.merged(table) } else { table.to_owned() };
+        let missing = || Error::missing(self.base.origin(table).name, self.base.origin(table).file);
+        let meta = self.meta(&target).ok_or_else(missing)?;
+        let [n, c] =
+            meta.shape.array().ok_or_else(|| Error::shape(format!("{table} is {}, want [n, c]", meta.shape)))?;
+        if c == 0 || !rows.len().is_multiple_of(c) {
+            return Err(Error::shape(format!("{} values are not rows of {table} {}", rows.len(), meta.shape)));
+        }
+        let dtype = if meta.dtype.bytes(c, c).is_some() { meta.dtype } else { DType::F32 };
+        let meta = TensorMeta { shape: Shape::new(&[n + rows.len() / c, c])?, dtype };
+        // Tables of different rows are different tensors.
+        let mut hash = DefaultHasher::new();
+        rows.iter().for_each(|v| v.to_bits().hash(&mut hash));
+        let name = format!("{target}#rows,{:x}", hash.finish());
+        self.tables.insert(table.to_owned(), Longer { name, meta, rows });
+        Ok(self)
+    }
+
+    /// The name and shape of a table with more rows.
+    pub(super) fn longer(&self, table: &str) -> Option<(&str, Shape)> {
+        self.tables.get(table).map(|t| (t.name.as_str(), t.meta.shape))
+    }
+
+    /// The bytes of a table with more rows.
+    fn lengthened(&self, table: &str, longer: &Longer) -> Result<Bytes> {
+        let target = if self.targets.contains_key(table) { self.merged(table) } else { table.to_owned() };
+        let c = longer.meta.shape.last();
+        let mut bytes = self.bytes(&target)?.to_vec();
+        let meta = self.meta(&target).ok_or_else(|| Error::internal(format!("{table} is gone")))?;
+        if meta.dtype != longer.meta.dtype {
+            bytes = from_f32(longer.meta.dtype, &to_f32(meta.dtype, &bytes, meta.shape.elements())?, c)?;
+        }
+        bytes.extend(from_f32(longer.meta.dtype, &longer.rows, c)?);
+        Ok(Bytes::from(bytes))
+    }
+
     /// The names of changed weights.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         self.targets.keys().map(String::as_str)
     }
 
-    /// Whether programs with these adapters may read a tensor: not one that other adapters added.
+    /// Whether programs with these adapters read a tensor: not one that other adapters added, nor a weight in whose place
+    /// they read the changed one.
     pub fn keeps(&self, name: &str) -> bool {
-        self.meta(name).is_some()
+        let replaced = self.targets.get(name).is_some_and(|t| match self.mode {
+            Mode::Immediately => true,
+            Mode::AtRuntime => false,
+            Mode::Auto => !is_coarse(t.meta.dtype) && !matches!(self.types, TypePolicy::Convert(t) if is_coarse(t)),
+        });
+        !replaced && !self.tables.contains_key(name) && self.meta(name).is_some()
     }
 
     /// Whether the changes of a weight are made in it.
     pub(super) fn merges(&self, weight: &Weight) -> bool {
-        let kept = weight.role() == Role::Vector;
-        kept || match self.mode {
+        match self.mode {
+            _ if matches!(weight.role(), Role::Vector | Role::Table) => true,
             Mode::Immediately => true,
             Mode::AtRuntime => false,
             Mode::Auto => !is_coarse(weight.dtype()) && !is_coarse(self.types.memory_type(weight)),
@@ -286,16 +346,24 @@ impl WeightSource for Adapted {
     }
 
     fn meta(&self, name: &str) -> Option<TensorMeta> {
-        self.entries.get(name).map(|e| e.meta).or_else(|| self.base.meta(name))
+        let added = self.entries.get(name).map(|e| e.meta);
+        let longer = || self.tables.values().find(|t| t.name == name).map(|t| t.meta);
+        added.or_else(longer).or_else(|| self.base.meta(name))
     }
 
     fn bytes(&self, name: &str) -> Result<Bytes> {
+        if let Some((table, longer)) = self.tables.iter().find(|t| t.1.name == name) {
+            return self.lengthened(table, longer);
+        }
         let Some(entry) = self.entries.get(name) else { return self.base.bytes(name) };
         let made = self.values(entry).and_then(|v| from_f32(entry.meta.dtype, &v, entry.meta.shape.last().max(1)));
         made.map(Bytes::from).map_err(|e| e.context(self.origin(name).name))
     }
 
     fn origin(&self, name: &str) -> Origin {
+        if let Some((table, _)) = self.tables.iter().find(|t| t.1.name == name) {
+            return self.base.origin(table);
+        }
         let Some(entry) = self.entries.get(name) else { return self.base.origin(name) };
         match self.tensor_of(entry) {
             Some((adapter, tensor)) => adapter.source.origin(tensor),

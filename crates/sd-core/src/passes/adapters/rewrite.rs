@@ -13,14 +13,19 @@ use crate::shape::Shape;
 use crate::tensor::WeightSource;
 
 impl Adapted {
+    /// Whether any weight of `program` is changed.
+    pub(crate) fn changes_any(&self, program: &Program) -> bool {
+        let changed = |name: &str| self.is_target(name) || self.longer(name).is_some();
+        program.nodes().iter().any(|n| matches!(&n.op, Op::Weight(w) if changed(w.name())))
+    }
+
     /// `program` with the changes: weights that are changed when they are loaded take the place of the originals, and
     /// beside others products are added, `y + s up(down(x))`. Cuts stay where they are.
     ///
     /// # Errors
     /// A change does not fit where the program uses its weight.
     pub fn apply(self: &Arc<Self>, program: &Program) -> Result<Program> {
-        let touched = |n: &Node| matches!(&n.op, Op::Weight(w) if self.is_target(w.name()));
-        if !program.nodes().iter().any(touched) {
+        if !self.changes_any(program) {
             return Ok(program.clone());
         }
         let source: Arc<dyn WeightSource> = self.clone();
@@ -49,6 +54,10 @@ impl Rewrite<'_> {
                 self.g.cut_here(cut.label.clone(), self.crossing(cut.at));
             }
             let new = match &node.op {
+                Op::Weight(w) if w.role() == Role::Table && self.adapted.longer(w.name()).is_some() => {
+                    let (name, shape) = self.adapted.longer(w.name()).unwrap_or((w.name(), w.shape()));
+                    self.g.weight(&self.scope.weight_as(name, w.role(), shape)?)
+                }
                 Op::Weight(w) if merged.contains(&v) => {
                     let name = self.adapted.merged(w.name());
                     self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?)
@@ -76,7 +85,7 @@ impl Rewrite<'_> {
     }
 
     /// Changed weights whose changes are made in them: those that are to be, and those that are used otherwise than in a
-    /// product or a look-up.
+    /// product.
     fn merged(&self) -> HashSet<Var> {
         let program = self.program;
         let mut out: HashSet<Var> = HashSet::new();
@@ -89,8 +98,7 @@ impl Rewrite<'_> {
             }
             for (i, &input) in node.inputs.iter().enumerate() {
                 let Op::Weight(w) = &program.node(input).op else { continue };
-                let beside =
-                    matches!((&node.op, i), (Op::Linear { .. } | Op::Conv2d { .. }, 1) | (Op::Embedding, 0));
+                let beside = matches!((&node.op, i), (Op::Linear { .. } | Op::Conv2d { .. }, 1));
                 if !beside && self.adapted.is_target(w.name()) {
                     out.insert(input);
                 }
@@ -102,17 +110,15 @@ impl Rewrite<'_> {
     fn node(&mut self, node: &Node, merged: &HashSet<Var>) -> Result<Var> {
         let inputs: Vec<Var> = node.inputs.iter().map(|v| self.moved(*v)).collect::<Result<_>>()?;
         let copy = Node { inputs: inputs.clone(), ..node.clone() };
-        let place = match node.op {
-            Op::Linear { .. } | Op::Conv2d { .. } => 1,
-            Op::Embedding => 0,
-            _ => return Ok(self.g.copy(copy)),
-        };
-        let Some(&operand) = node.inputs.get(place).filter(|v| !merged.contains(v)) else {
+        let multiplies = matches!(node.op, Op::Linear { .. } | Op::Conv2d { .. });
+        let (Some(&x), Some(operand)) = (inputs.first(), node.inputs.get(1).filter(|v| !merged.contains(v))) else {
             return Ok(self.g.copy(copy));
         };
-        let Op::Weight(w) = &self.program.node(operand).op else { return Ok(self.g.copy(copy)) };
+        let w = match &self.program.node(*operand).op {
+            Op::Weight(w) if multiplies && self.adapted.is_target(w.name()) => w,
+            _ => return Ok(self.g.copy(copy)),
+        };
         let paths = self.adapted.paths(w.name())?;
-        let Some(&x) = inputs.get(1 - place).filter(|_| !paths.is_empty()) else { return Ok(self.g.copy(copy)) };
         let mut y = self.g.copy(Node { label: None, ..copy });
         for path in &paths {
             let named = |e: Error| e.context(w.origin().name.clone());
@@ -130,8 +136,7 @@ impl Rewrite<'_> {
         if path.pieces == [Piece::Delta] {
             let name = format!("{}delta", path.name);
             let delta = self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?);
-            let inputs = if matches!(node.op, Op::Embedding) { vec![delta, x] } else { vec![x, delta] };
-            let y = self.g.copy(Node { inputs, label: None, ..node.clone() });
+            let y = self.g.copy(Node { inputs: vec![x, delta], label: None, ..node.clone() });
             return self.g.scale(y, path.strength);
         }
         let factor = path.strength * path.change.scale;
@@ -139,7 +144,7 @@ impl Rewrite<'_> {
             (Op::Linear { .. }, Kind::LowRank { .. }) => self.low_rank(node, w, x, path, factor),
             (Op::Conv2d { .. }, Kind::LowRank { .. }) => self.low_rank_conv(node, w, x, path, factor),
             (Op::Linear { .. }, Kind::Kronecker(..)) => self.kronecker(node, x, path, factor),
-            _ => Err(Error::unsupported("an adapter for a table has to be merged: use the mode immediately")),
+            (op, _) => Err(Error::internal(format!("an adapter beside {}", op.name()))),
         }
     }
 

@@ -1,20 +1,22 @@
 //! Every kind of adapter against what peft and lycoris compute, and every spelling against the others.
 
 use sd_core::exec::Runner;
-use sd_core::passes::adapters::{Adapted, Mode};
 use sd_core::{
     Bytes, CancelToken, Conv2dOptions, DType, Device, Graph, Origin, RunnerOptions, Scope, Shape, Tensor,
-    TensorMeta, TypePolicy, convert,
+    TensorMeta, convert,
 };
 
 use super::*;
+
+mod requests;
+mod spellings;
 
 /// How far results in f32 may be from the reference: the root of the mean squared difference over that of the reference.
 const EXACT: f64 = 1e-5;
 
 /// Tensors in memory.
 #[derive(Default, Clone)]
-pub(super) struct Tensors(pub(super) BTreeMap<String, (Vec<usize>, DType, Vec<u8>)>);
+pub(super) struct Tensors(BTreeMap<String, (Vec<usize>, DType, Vec<u8>)>);
 
 impl Tensors {
     pub(super) fn put(&mut self, name: &str, dims: &[usize], dtype: DType, values: &[f32]) {
@@ -22,7 +24,7 @@ impl Tensors {
         self.0.insert(name.to_owned(), (dims.to_vec(), dtype, bytes));
     }
 
-    pub(super) fn listed(&self, part: Part) -> Vec<(Part, String, Shape)> {
+    fn listed(&self, part: Part) -> Vec<(Part, String, Shape)> {
         self.0.iter().map(|(n, t)| (part, n.clone(), Shape::new(&t.0).unwrap())).collect()
     }
 }
@@ -75,6 +77,11 @@ fn run(adapted: &Arc<Adapted>, kind: &str, name: &str, x: &Tensor) -> Tensor {
     };
     let program = adapted.apply(&g.finish(&[y.unwrap()]).unwrap()).unwrap();
     runner.run(&program, &[("x", x)], &CancelToken::new()).unwrap().remove(0)
+}
+
+/// Bits of values.
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
 }
 
 fn distance(got: &Tensor, want: &Tensor) -> f64 {
