@@ -151,6 +151,7 @@ fn main() -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4K] {
         linear(1, 4096, 4096, dtype)?;
         linear(2, 4096, 4096, dtype)?;
+        linear(4, 4096, 4096, dtype)?;
         linear(8, 4096, 4096, dtype)?;
     }
     for dtype in [DType::F32, DType::F16] {

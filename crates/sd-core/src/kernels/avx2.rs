@@ -165,6 +165,13 @@ impl Vector for __m256 {
 
     #[target_feature(enable = "avx2,fma")]
     #[inline]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
     unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> [__m256; 8] {
         let mut out = [_mm256_setzero_ps(); 8];
         for c in 0..2 {

@@ -164,6 +164,13 @@ impl Vector for __m512 {
 
     #[target_feature(enable = "avx512f")]
     #[inline]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
     unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> [__m512; 16] {
         let mut out = [_mm512_setzero_ps(); 16];
         for c in 0..4 {

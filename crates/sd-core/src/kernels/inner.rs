@@ -1,7 +1,7 @@
 //! The inner loops of products, the same for every instruction set.
 
 use super::vector::{MAX_LANES, Vector};
-use super::{Base, Tile};
+use super::{Base, Rows, Tile};
 
 /// Registers of a tile's row.
 pub(super) const WIDE: usize = 2;
@@ -25,7 +25,58 @@ pub(super) unsafe fn tile<V: Vector, const R: usize>(t: &Tile) {
             a = a.wrapping_add(R);
             b = b.wrapping_add(WIDE * V::LANES);
         }
-        finish(t, &sums);
+        finish(t.c, t.stride, t.columns, t.base, &sums);
+    }
+}
+
+/// # Safety
+/// The machine has the instruction set of `V`; `t` describes valid memory and has `R` rows.
+#[inline(always)]
+pub(super) unsafe fn rows_by<V: Vector, const R: usize>(t: &Rows) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut sums = [[V::splat(0.0); WIDE]; R];
+        for v in 0..WIDE {
+            let mut b = [t.b[0]; MAX_LANES];
+            b[..V::LANES].copy_from_slice(&t.b[v * V::LANES..(v + 1) * V::LANES]);
+            let part = register_by::<V, R>(t, b);
+            for (sums, part) in sums.iter_mut().zip(part) {
+                sums[v] = part;
+            }
+        }
+        finish(t.c, t.stride, t.columns, t.base, &sums);
+    }
+}
+
+/// The sums of as many columns as a register has lanes.
+///
+/// # Safety
+/// As for [`rows_by`].
+#[inline(always)]
+unsafe fn register_by<V: Vector, const R: usize>(t: &Rows, mut b: [*const f32; MAX_LANES]) -> [V; R] {
+    // SAFETY: as the caller promises; masked lanes are below `depth`.
+    unsafe {
+        let mut sums = [V::splat(0.0); R];
+        let mut a = t.a;
+        let whole = t.depth - t.depth % V::LANES;
+        for _ in (0..whole).step_by(V::LANES) {
+            for (j, &y) in V::load_turned(&b).as_ref().iter().enumerate() {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::splat(*a.wrapping_add(r * t.step + j)).mul_add(y, *sum);
+                }
+            }
+            b = b.map(|p| p.wrapping_add(V::LANES));
+            a = a.wrapping_add(V::LANES);
+        }
+        let rest = t.depth - whole;
+        if rest > 0 {
+            for (j, &y) in V::load_turned_some(&b, V::first(rest)).as_ref().iter().enumerate().take(rest) {
+                for (r, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::splat(*a.wrapping_add(r * t.step + j)).mul_add(y, *sum);
+                }
+            }
+        }
+        sums
     }
 }
 
@@ -34,35 +85,41 @@ pub(super) unsafe fn tile<V: Vector, const R: usize>(t: &Tile) {
 /// # Safety
 /// As for [`tile`].
 #[inline(always)]
-unsafe fn finish<V: Vector, const R: usize>(t: &Tile, sums: &[[V; WIDE]; R]) {
+unsafe fn finish<V: Vector, const R: usize>(
+    c: *mut f32,
+    stride: usize,
+    columns: usize,
+    base: Base,
+    sums: &[[V; WIDE]; R],
+) {
     // SAFETY: masked lanes lie in the tile and its bases; others are not touched.
     unsafe {
-        if t.columns == WIDE * V::LANES {
+        if columns == WIDE * V::LANES {
             for (r, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
-                    let c = t.c.wrapping_add(r * t.stride + v * V::LANES);
-                    let base = match t.base {
+                    let c = c.wrapping_add(r * stride + v * V::LANES);
+                    let start = match base {
                         Base::Sum => V::load(c),
                         Base::Zero => V::splat(0.0),
                         Base::Rows(p) => V::splat(*p.add(r)),
                         Base::Columns(p) => V::load(p.wrapping_add(v * V::LANES)),
                     };
-                    base.add(sum).store(c);
+                    start.add(sum).store(c);
                 }
             }
             return;
         }
-        let masks = [V::first(t.columns), V::first(t.columns.saturating_sub(V::LANES))];
+        let masks = [V::first(columns), V::first(columns.saturating_sub(V::LANES))];
         for (r, sums) in sums.iter().enumerate() {
             for (v, (&sum, mask)) in sums.iter().zip(masks).enumerate() {
-                let c = t.c.wrapping_add(r * t.stride + v * V::LANES);
-                let base = match t.base {
+                let c = c.wrapping_add(r * stride + v * V::LANES);
+                let start = match base {
                     Base::Sum => V::load_some(c, mask),
                     Base::Zero => V::splat(0.0),
                     Base::Rows(p) => V::splat(*p.add(r)),
                     Base::Columns(p) => V::load_some(p.wrapping_add(v * V::LANES), mask),
                 };
-                base.add(sum).store_some(c, mask);
+                start.add(sum).store_some(c, mask);
             }
         }
     }
@@ -193,6 +250,29 @@ pub(super) unsafe fn halves<V: Vector>(from: *const u8, len: usize, to: *mut f32
     }
 }
 
+/// Blocks of `q8_0`: an f16 factor and [`Q8_0`] 8-bit integers each.
+///
+/// # Safety
+/// The machine has the instruction set of `V`; `from` is valid for `len` elements in whole blocks, `to` for `len`
+/// writes.
+#[inline(always)]
+pub(super) unsafe fn q8_0<V: Vector>(from: *const u8, len: usize, to: *mut f32) {
+    for i in (0..len).step_by(Q8_0) {
+        let block = from.wrapping_add(i / Q8_0 * (2 + Q8_0));
+        // SAFETY: as the caller promises.
+        unsafe {
+            let factor = half::f16::from_ne_bytes(block.cast::<[u8; 2]>().read()).to_f32();
+            for j in (0..Q8_0).step_by(V::LANES) {
+                let x = V::load_bytes(block.wrapping_add(2 + j).cast());
+                x.mul(V::splat(factor)).store(to.wrapping_add(i + j));
+            }
+        }
+    }
+}
+
+/// Elements of a block of `q8_0`.
+const Q8_0: usize = 32;
+
 /// The table of inner loops for one instruction set: registers `$vector`, compiled with `$feature`, tiles of
 /// at most as many rows as are listed.
 macro_rules! isa {
@@ -210,9 +290,22 @@ macro_rules! isa {
                     }
                 }
             },
+            rows_by: |rows, t| {
+                // SAFETY: as above.
+                unsafe {
+                    match rows {
+                        1 => rows_by::<1>(t),
+                        2 => rows_by::<2>(t),
+                        3 => rows_by::<3>(t),
+                        $crate::kernels::FEW => rows_by::<{ $crate::kernels::FEW }>(t),
+                        _ => {}
+                    }
+                }
+            },
             transpose,
             gather,
             halves,
+            q8_0,
             soften,
             divide,
             strips,
@@ -222,6 +315,12 @@ macro_rules! isa {
         unsafe fn tile<const R: usize>(t: &$crate::kernels::Tile) {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::inner::tile::<$vector, R>(t) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn rows_by<const R: usize>(t: &$crate::kernels::Rows) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::inner::rows_by::<$vector, R>(t) }
         }
 
         $(#[target_feature(enable = $feature)])?
@@ -240,6 +339,12 @@ macro_rules! isa {
         unsafe fn halves(from: *const u8, len: usize, to: *mut f32) {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::inner::halves::<$vector>(from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn q8_0(from: *const u8, len: usize, to: *mut f32) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::inner::q8_0::<$vector>(from, len, to) }
         }
 
         $(#[target_feature(enable = $feature)])?

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
-use super::pack::Matrix;
-use super::{Isa, MAX_COLUMNS};
+use super::pack::{Matrix, ROOM};
+use super::scratch::{share, with};
+use super::{Base, DEPTH, FEW, Isa, MAX_COLUMNS, Rows};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
 
@@ -41,7 +42,13 @@ impl HostOp for Linear {
         let weight = Matrix::new(self.dtype, w, self.k);
         let p = Factors { sizes: self, x: x.cast(), weight, bias: bias.first().map(|b| b.cast()), out };
         // SAFETY: the operands are as long as `operands` says and the result as `elements`.
-        unsafe { gemm::compute(self.isa, &p, part, parts) }
+        unsafe {
+            if self.m <= FEW {
+                p.few_rows(self.isa, part, parts);
+            } else {
+                gemm::compute(self.isa, &p, part, parts);
+            }
+        }
     }
 }
 
@@ -51,6 +58,36 @@ struct Factors<'a> {
     weight: Matrix,
     bias: Option<*const f32>,
     out: *mut f32,
+}
+
+impl Factors<'_> {
+    /// The product for at most [`FEW`] rows, in the order of sums that tiles have.
+    ///
+    /// # Safety
+    /// As for [`gemm::compute`].
+    unsafe fn few_rows(&self, isa: &Isa, part: usize, parts: usize) {
+        let &Linear { m, k, .. } = self.sizes;
+        with([ROOM], |[room]| {
+            for panel in share(self.panels(isa), part, parts) {
+                let Panel { c, stride, columns, bias } = self.panel(isa, panel);
+                let first = panel * isa.columns;
+                for from in (0..k).step_by(DEPTH) {
+                    let terms = from..(from + DEPTH).min(k);
+                    let base = match (from, bias) {
+                        (0, Some(bias)) => Base::Columns(bias),
+                        (0, None) => Base::Zero,
+                        _ => Base::Sum,
+                    };
+                    let (a, depth) = (self.x.wrapping_add(from), terms.len());
+                    // SAFETY: the rows of both factors exist, and the part of the result is this thread's.
+                    unsafe {
+                        let b = self.weight.rows(isa, first..first + columns, terms, room);
+                        (isa.rows_by)(m, &Rows { depth, a, step: k, b, c, stride, columns, base });
+                    }
+                }
+            }
+        });
+    }
 }
 
 impl Product for Factors<'_> {

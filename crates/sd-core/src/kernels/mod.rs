@@ -130,6 +130,8 @@ pub(crate) struct Isa {
     block: usize,
     /// Computes a tile of at most `rows` rows.
     tile: unsafe fn(rows: usize, tile: &Tile),
+    /// Computes at most [`FEW`] rows with a factor that is not packed.
+    rows_by: unsafe fn(rows: usize, t: &Rows),
     /// `to[i * step + r] = from[r][i]` for `i < len`.
     transpose: unsafe fn(from: &[*const f32], len: usize, to: *mut f32, step: usize),
     /// `to[i * step + lane] = from[i * plane + index[lane]]` for `i < count`; 0 where the index is negative. There
@@ -137,6 +139,8 @@ pub(crate) struct Isa {
     gather: unsafe fn(index: &[i32], from: *const f32, plane: usize, count: usize, to: *mut f32, step: usize),
     /// f16 to f32.
     halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
+    /// `q8_0` to f32, whole blocks.
+    q8_0: unsafe fn(from: *const u8, len: usize, to: *mut f32),
     /// Scores become weights.
     soften: unsafe fn(scores: &attention::Scores),
     /// `out[r][j] /= by[j]` for as many columns as a tile has.
@@ -167,6 +171,26 @@ struct Tile {
     columns: usize,
     base: Base,
 }
+
+/// A few rows of a result as wide as a tile: `c[r][j] = base[r][j] + Σ_i a[r][i] b[j][i]`.
+struct Rows {
+    /// Terms, at most [`DEPTH`].
+    depth: usize,
+    /// The first row.
+    a: *const f32,
+    /// Elements from one row to the next.
+    step: usize,
+    /// As many as a tile has columns.
+    b: [*const f32; MAX_COLUMNS],
+    /// As for [`Tile`].
+    c: *mut f32,
+    stride: usize,
+    columns: usize,
+    base: Base,
+}
+
+/// The most rows for which a right factor is used as it is stored: it is read only once.
+const FEW: usize = 4;
 
 /// What the terms of a tile are added to.
 #[derive(Clone, Copy)]

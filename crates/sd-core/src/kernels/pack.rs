@@ -1,11 +1,17 @@
 //! Matrices of any stored type, converted and reordered tile by tile.
 
+use std::ops::Range;
+
 use super::{DEPTH, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::types::{self, Decoder};
 
+/// Elements from one converted row to the next: not a power of two, so that rows do not compete for the same part of
+/// the cache.
+const ROW: usize = DEPTH + 16;
+
 /// Elements that conversion needs room for.
-pub(super) const ROOM: usize = MAX_COLUMNS * DEPTH;
+pub(super) const ROOM: usize = MAX_COLUMNS * ROW;
 
 /// What stands for rows that a panel has room for and the matrix lacks.
 static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
@@ -47,20 +53,39 @@ impl Matrix {
         Matrix { dtype, data, row: k / dtype.block() * dtype.block_bytes(), decode: decoder(dtype) }
     }
 
-    /// A panel `[terms.len()][width]` of the rows from `first` on: `count` of them, then zeros.
+    /// A panel `[terms.len()][width]` of `rows`, then zeros.
     ///
     /// # Safety
-    /// The machine has `isa`. The rows exist, with `terms`, which start at a multiple of [`DEPTH`] and are at most
-    /// as many. `width` is at most [`MAX_COLUMNS`]; `to` is valid for `width * terms.len()` writes, `room` for [`ROOM`].
+    /// As for [`Matrix::rows`]; `width` is at most [`MAX_COLUMNS`] and `to` is valid for `width * terms.len()` writes.
     pub(super) unsafe fn pack(
         &self,
         isa: &Isa,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         width: usize,
-        terms: std::ops::Range<usize>,
+        terms: Range<usize>,
         to: *mut f32,
         room: *mut f32,
     ) {
+        let len = terms.len();
+        // SAFETY: as the caller promises; each row is valid for `len` reads: stored, converted or zeros.
+        unsafe {
+            let from = self.rows(isa, rows, terms, room);
+            (isa.transpose)(&from[..width.min(MAX_COLUMNS)], len, to, width);
+        }
+    }
+
+    /// Where `terms` of each of `rows` are as f32, converted into `room` unless they are stored so; then zeros.
+    ///
+    /// # Safety
+    /// The machine has `isa`. The rows exist, at most [`MAX_COLUMNS`] of them, with `terms`, which start at a multiple
+    /// of [`DEPTH`] and are at most as many. `room` is valid for [`ROOM`] writes.
+    pub(super) unsafe fn rows(
+        &self,
+        isa: &Isa,
+        rows: Range<usize>,
+        terms: Range<usize>,
+        room: *mut f32,
+    ) -> [*const f32; MAX_COLUMNS] {
         let len = terms.len();
         let start = self.row_bytes(terms.start);
         let mut from = [ZEROS.as_ptr(); MAX_COLUMNS];
@@ -71,14 +96,13 @@ impl Matrix {
             *p = if self.dtype == DType::F32 {
                 stored.cast()
             } else {
-                let values = room.wrapping_add(i * DEPTH);
+                let values = room.wrapping_add(i * ROW);
                 // SAFETY: the row has `len` elements from `start`, in whole blocks; `values` has room for `DEPTH`.
                 unsafe { self.read(isa, stored, len, values) };
                 values
             };
         }
-        // SAFETY: each row is valid for `len` reads: stored, converted or zeros.
-        unsafe { (isa.transpose)(&from[..width.min(MAX_COLUMNS)], len, to, width) }
+        from
     }
 
     /// Bytes of `len` elements of a row.
@@ -93,6 +117,7 @@ impl Matrix {
         unsafe {
             match (self.dtype, self.decode) {
                 (DType::F16, _) => (isa.halves)(from, len, to),
+                (DType::Q8_0, _) => (isa.q8_0)(from, len, to),
                 (DType::BF16, _) => {
                     for i in 0..len {
                         let bits = u16::from_ne_bytes(from.wrapping_add(2 * i).cast::<[u8; 2]>().read());

@@ -133,6 +133,12 @@ impl Vector for Lanes {
     }
 
     #[inline(always)]
+    unsafe fn load_bytes(from: *const i8) -> Self {
+        // SAFETY: as the caller promises.
+        Lanes(unsafe { from.cast::<[i8; LANES]>().read_unaligned() }.map(f32::from))
+    }
+
+    #[inline(always)]
     unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> [Lanes; LANES] {
         // SAFETY: each pointer leads to as many elements as there are lanes.
         std::array::from_fn(|i| Lanes(std::array::from_fn(|r| unsafe { *from[r].wrapping_add(i) })))

@@ -44,6 +44,8 @@ pub(super) trait Vector: Copy {
     unsafe fn scaled(self, n: Self) -> Self;
     /// From f16.
     unsafe fn load_halves(from: *const u8) -> Self;
+    /// From 8-bit integers.
+    unsafe fn load_bytes(from: *const i8) -> Self;
     /// Rows become columns: row `i` of the result holds element `i` of what each pointer leads to.
     unsafe fn load_turned(from: &[*const f32; MAX_LANES]) -> Self::Block;
     /// As [`Vector::load_turned`], of which only elements of the mask exist.
