@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use common::{Checkpoint, Random, devices, distance, reference};
 use sd_core::device::DeviceKind;
-use sd_core::graph::{Graph, Node, Op, Var};
+use sd_core::graph::{Graph, Var};
 use sd_core::scope::Role;
 use sd_core::{
-    AttentionOptions, CancelToken, Conv2dOptions, CpuKernels, DType, RopeLayout, Runner, RunnerOptions, Scope,
-    Tensor, scope,
+    AttentionOptions, CancelToken, Conv2dOptions, CpuKernels, DType, Device, RopeLayout, Runner, RunnerOptions,
+    Scope, Tensor, scope,
 };
 
 /// The largest error over the largest magnitude, by the type that weights are stored as. With f32 weights all is
@@ -59,11 +59,7 @@ fn check(
     let program = g.finish(&outputs).unwrap();
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(n, t)| (*n, t)).collect();
     let want = reference::evaluate(&program, &*source, &inputs);
-    // Where kernels take the place of ggml's operations, both must be right.
-    let has_kernel =
-        |n: &Node| matches!(n.op, Op::Linear { .. } | Op::Conv2d { .. } | Op::MatMulT | Op::Attention { .. });
-    let kernels: &[CpuKernels] = if program.nodes().iter().any(has_kernel) { &KERNELS } else { &KERNELS[..1] };
-    for (device, &kernels) in devices().iter().flat_map(|d| kernels.iter().map(move |k| (d, k))) {
+    for (device, &kernels) in devices().iter().flat_map(|d| KERNELS.iter().map(move |k| (d, k))) {
         if !kernels.is_available() || (device.kind() != DeviceKind::Cpu && kernels != CpuKernels::Auto) {
             continue;
         }
@@ -416,8 +412,11 @@ fn timesteps() {
     };
     let source = Arc::new(Checkpoint::default());
     let want = reference::evaluate(&program, &*source, &[("t", &t)]);
-    for device in devices() {
+    let ggml = |kernels| (Device::cpu().unwrap(), kernels);
+    let ours = devices().into_iter().map(|d| (d, CpuKernels::Auto));
+    for (device, kernels) in ours.chain([ggml(CpuKernels::Ggml), ggml(CpuKernels::Portable)]) {
         let mut runner = Runner::new(device, source.clone(), options()).unwrap();
+        runner.set_kernels(kernels).unwrap();
         let got = runner.run(&program, &[("t", &t)], &CancelToken::new()).unwrap();
         for (got, want) in got.iter().zip(&want) {
             assert!(distance(got.values(), &want.data) < 1.2e-4);

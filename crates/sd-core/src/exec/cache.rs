@@ -8,8 +8,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{Buffer, Dev, DevKind, Id, types};
 use crate::graph::{Op, Program, Var};
-use crate::kernels::CpuKernels;
-use crate::lower::{Lowered, lower};
+use crate::kernels::{CpuKernels, Isa};
+use crate::lower::{Host, Lowered, lower, lower_host};
 use crate::plan::{Segment, segments};
 use crate::scope::{Role, Weight};
 use crate::tensor::Data;
@@ -17,11 +17,51 @@ use crate::tensor::Data;
 /// A segment with its lowered form.
 pub(super) struct Stage {
     pub(super) segment: Segment,
-    pub(super) lowered: Lowered,
+    pub(super) form: Form,
     /// The weights it reads, with their types in memory.
     pub(super) weights: Vec<(Var, Weight, DType)>,
     /// Values the lowering added and constants of the program.
     pub(super) constants: Option<Arc<Buffer>>,
+    /// Where in it the constants of the program are.
+    pub(super) constant_offsets: HashMap<Var, usize>,
+}
+
+/// What a segment was lowered to.
+pub(super) enum Form {
+    /// A graph of ggml's.
+    Ggml(Box<Lowered>),
+    /// Calls of the project's own kernels.
+    Host(Host),
+}
+
+impl Form {
+    /// Bytes of workspace.
+    pub(super) fn workspace(&self) -> usize {
+        match self {
+            Form::Ggml(l) => l.layout.size,
+            Form::Host(h) => h.workspace,
+        }
+    }
+
+    /// What it reads from outside and what it writes for others.
+    fn vars(&self) -> Vec<Var> {
+        match self {
+            Form::Ggml(l) => l.leaves.iter().chain(&l.writes).map(|&(v, _)| v).collect(),
+            Form::Host(h) => h.vars.clone(),
+        }
+    }
+
+    /// Bytes that a value of theirs takes.
+    fn bytes(&self, program: &Program, v: Var, dev: Dev) -> Result<usize> {
+        match self {
+            Form::Ggml(l) => match l.leaves.iter().chain(&l.writes).find(|&&(w, _)| w == v) {
+                Some(&(_, id)) => l.ctx.alloc_size(id, dev),
+                None => Err(Error::internal("a value has no tensor")),
+            },
+            // Values are f32 or i32.
+            Form::Host(_) => Ok(program.node(v).shape.elements().saturating_mul(4)),
+        }
+    }
 }
 
 /// A program as it runs with one choice of cuts.
@@ -78,28 +118,27 @@ impl Plan {
         };
         let mut stages = Vec::new();
         for segment in segments(program, &options.cuts)? {
-            let mut lowered =
-                lower(program, &segment, dev, isa, memory_type).map_err(|e| phase(e, &segment, "lowering"))?;
-            let mut refused = Vec::new();
-            for &node in lowered.graph.nodes() {
-                let can = lowered.ctx.is_supported(node, dev)?;
-                if lowered.ctx.is_computed(node)? && (!can || refuse.contains(&lowered.ctx.op_name(node)?.as_str()))
-                {
-                    refused.push(node);
-                }
-            }
-            let Lowered { ctx, graph, .. } = &mut lowered;
-            ctx.take_over(graph, &refused, super::threads(options.threads))
-                .map_err(|e| phase(e, &segment, "lowering"))?;
+            let lowering = |e: Error| phase(e, &segment, "lowering");
+            // `refuse` names operations of ggml's graphs.
+            let host = match isa.filter(|_| refuse.is_empty()) {
+                Some(isa) => lower_host(program, &segment, isa, memory_type).map_err(lowering)?,
+                None => None,
+            };
+            let form = match host {
+                Some(host) => Form::Host(host),
+                None => Form::Ggml(Box::new(
+                    Plan::graph(program, &segment, dev, isa, options, refuse, memory_type).map_err(lowering)?,
+                )),
+            };
             let mut weights = Vec::new();
-            for &(v, _) in &lowered.leaves {
+            for v in form.vars() {
                 if let Op::Weight(w) = &program.node(v).op {
                     weights.push((v, w.clone(), memory_type(v)?));
                 }
             }
-            stages.push(Stage { segment, lowered, weights, constants: None });
+            stages.push(Stage { segment, form, weights, constants: None, constant_offsets: HashMap::new() });
         }
-        let workspace = stages.iter().map(|s| s.lowered.layout.size).max().unwrap_or(0);
+        let workspace = stages.iter().map(|s| s.form.workspace()).max().unwrap_or(0);
         let mut plan = Plan {
             signature: program.signature(),
             stages,
@@ -115,18 +154,40 @@ impl Plan {
         Ok(plan)
     }
 
+    /// `segment` as a graph of ggml's.
+    fn graph(
+        program: &Program,
+        segment: &Segment,
+        dev: Dev,
+        isa: Option<&'static Isa>,
+        options: &RunnerOptions,
+        refuse: &[&str],
+        memory_type: impl Fn(Var) -> Result<DType>,
+    ) -> Result<Lowered> {
+        let mut lowered = lower(program, segment, dev, isa, memory_type)?;
+        let mut refused = Vec::new();
+        for &node in lowered.graph.nodes() {
+            let can = lowered.ctx.is_supported(node, dev)?;
+            if lowered.ctx.is_computed(node)? && (!can || refuse.contains(&lowered.ctx.op_name(node)?.as_str())) {
+                refused.push(node);
+            }
+        }
+        let Lowered { ctx, graph, .. } = &mut lowered;
+        ctx.take_over(graph, &refused, super::threads(options.threads))?;
+        Ok(lowered)
+    }
+
     /// Gives inputs and crossing values places in one buffer: a value's place is free again after its last reader.
     fn carry(&mut self, program: &Program, dev: Dev) -> Result<()> {
         let align = dev.alignment();
         let mut lives: BTreeMap<Var, (usize, usize, usize)> = BTreeMap::new(); // first, last segment, bytes
         let last = self.stages.len().saturating_sub(1);
         for (i, stage) in self.stages.iter().enumerate() {
-            let ctx = &stage.lowered.ctx;
-            for &(v, id) in stage.lowered.leaves.iter().chain(&stage.lowered.writes) {
+            for v in stage.form.vars() {
                 if matches!(program.node(v).op, Op::Weight(_) | Op::Constant(_)) {
                     continue;
                 }
-                let size = ctx.alloc_size(id, dev)?.max(1).next_multiple_of(align);
+                let size = stage.form.bytes(program, v, dev)?.max(1).next_multiple_of(align);
                 let first = if program.node(v).op.is_leaf() { 0 } else { i };
                 let live = lives.entry(v).or_insert((first, i, size));
                 live.1 = if program.outputs().contains(&v) { last } else { i };
@@ -156,7 +217,7 @@ impl Plan {
     pub(super) fn sizes(&self) -> Vec<SegmentSize> {
         let size = |s: &Stage| SegmentSize {
             label: s.segment.label.clone(),
-            workspace: s.lowered.layout.size,
+            workspace: s.form.workspace(),
             weights: s
                 .weights
                 .iter()
@@ -169,7 +230,30 @@ impl Plan {
 
 impl Stage {
     fn upload_constants(&mut self, program: &Program, dev: Dev) -> Result<()> {
-        let l = &mut self.lowered;
+        let l = match &mut self.form {
+            Form::Ggml(l) => &mut **l,
+            Form::Host(h) => {
+                let constants = h.vars.iter().filter_map(|&v| match &program.node(v).op {
+                    Op::Constant(t) => Some((v, t)),
+                    _ => None,
+                });
+                let mut bytes = Vec::new();
+                for (v, t) in constants {
+                    self.constant_offsets.insert(v, bytes.len());
+                    match t.data() {
+                        Data::F32(x) => bytes.extend(x.iter().flat_map(|x| x.to_ne_bytes())),
+                        Data::I32(x) => bytes.extend(x.iter().flat_map(|x| x.to_ne_bytes())),
+                    }
+                    bytes.resize(bytes.len().next_multiple_of(dev.alignment()), 0);
+                }
+                if !bytes.is_empty() {
+                    let buffer = Arc::new(Buffer::alloc(dev, bytes.len())?);
+                    buffer.write(0, &bytes)?;
+                    self.constants = Some(buffer);
+                }
+                return Ok(());
+            }
+        };
         let mut all: Vec<(Id, Data)> = std::mem::take(&mut l.constants);
         for &(v, id) in &l.leaves {
             if let Op::Constant(t) = &program.node(v).op {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cache::{Plan, SegmentSize, phase};
+use super::cache::{Form, Plan, SegmentSize, phase};
 use super::workspace::Arena;
 use super::{RunnerOptions, threads};
 use crate::cancel::CancelToken;
@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ffi::{Backend, Buffer, Dev};
 use crate::graph::{Op, Program, Var};
-use crate::kernels::CpuKernels;
+use crate::kernels::{CpuKernels, Memory, Pool, run};
 use crate::passes::adapters::Adapted;
 use crate::residency::Store;
 use crate::tensor::{Data, Tensor, WeightSource};
@@ -24,6 +24,7 @@ pub struct Runner {
     device: Arc<Device>,
     dev: Dev,
     backend: Backend,
+    pool: Pool,
     store: Store,
     options: RunnerOptions,
     plans: Vec<Plan>,
@@ -46,12 +47,14 @@ impl Runner {
     pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
         let dev = device.ggml()?;
         let backend = Backend::new(dev, threads(options.threads))?;
+        let pool = Pool::new(threads(options.threads))?;
         let store = Store::new(device.clone(), source);
         let (workspace, carried, refuse) = (Arena::default(), Arena::default(), Vec::new());
         Ok(Runner {
             device,
             dev,
             backend,
+            pool,
             store,
             options,
             plans: Vec::new(),
@@ -108,7 +111,7 @@ impl Runner {
         let program = rewritten.as_deref().unwrap_or(program);
         let at = self.plan(program)?;
         let given = bind(program, &self.plans[at], inputs)?;
-        let Runner { dev, backend, store, plans, workspace, carried, .. } = self;
+        let Runner { dev, backend, pool, store, plans, workspace, carried, .. } = self;
         let dev = *dev;
         let plan = &mut plans[at];
         let carried = carried.get(dev, plan.carried_size).map_err(|e| e.context("values between segments"))?;
@@ -123,7 +126,47 @@ impl Runner {
             let space =
                 workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
 
-            let l = &mut stage.lowered;
+            let l = match &mut stage.form {
+                Form::Ggml(l) => l,
+                Form::Host(h) => {
+                    let mut resident = weights.iter();
+                    let mut memories = vec![Memory::new(&space, 0)];
+                    for &v in &h.vars {
+                        let missing = || Error::internal(format!("{} has no place", program.describe(v)));
+                        memories.push(match &program.node(v).op {
+                            Op::Weight(_) => {
+                                let r = resident.next().ok_or_else(missing)?;
+                                Memory::new(&r.buffer, r.offset)
+                            }
+                            Op::Constant(_) => {
+                                let offset = stage.constant_offsets.get(&v).ok_or_else(missing)?;
+                                Memory::new(stage.constants.as_ref().ok_or_else(missing)?, *offset)
+                            }
+                            _ => {
+                                let &(offset, _) = plan.carried.get(&v).ok_or_else(missing)?;
+                                if let Some(t) = given.get(&v)
+                                    && uploaded.insert(v)
+                                {
+                                    write(&carried, offset, t.data())
+                                        .map_err(|e| phase(e, segment, "preparing"))?;
+                                }
+                                Memory::new(&carried, offset)
+                            }
+                        });
+                    }
+                    run(&h.steps, &memories, pool, cancel).map_err(|e| phase(e, segment, "computing"))?;
+                    for &v in &segment.writes {
+                        for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
+                            let dims = program.node(v).shape;
+                            let mut values = vec![0.0; dims.elements()];
+                            let at = plan.carried.get(&v).map_or(0, |c| c.0);
+                            carried.read(at, &mut values).map_err(|e| phase(e, segment, "reading results"))?;
+                            *slot = Some(Tensor::f32(dims.dims(), values)?);
+                        }
+                    }
+                    continue;
+                }
+            };
             let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
             held.extend(stage.constants.iter().cloned());
             let mut resident = stage.weights.iter().zip(weights);
@@ -242,6 +285,15 @@ impl Runner {
     }
 }
 
+/// Copies elements to `offset` of memory of this machine.
+fn write(to: &Buffer, offset: usize, data: &Data) -> Result<()> {
+    let bytes: Vec<u8> = match data {
+        Data::F32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+        Data::I32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
+    };
+    to.write(offset, &bytes)
+}
+
 /// The tensor given for each input of `program`, checked.
 fn bind<'a>(
     program: &Program,
@@ -323,10 +375,15 @@ mod tests {
             runner.refuse = refuse.to_vec();
             let first = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap();
             assert_eq!(runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap(), first);
-            (first, runner.plans[0].stages[0].lowered.graph.taken_over())
+            let taken = match &runner.plans[0].stages[0].form {
+                Form::Ggml(l) => l.graph.taken_over(),
+                Form::Host(_) => 0,
+            };
+            (first, taken)
         };
         let with_none = |kernels| {
-            let (want, none) = run(kernels, &[]);
+            // No operation has this name.
+            let (want, none) = run(kernels, &["?"]);
             assert_eq!(none, 0);
             assert!(want[0].values().iter().any(|&v| v != 0.0) && want[0].is_finite());
             want

@@ -100,6 +100,46 @@ impl Buffer {
         self.alignment
     }
 
+    /// Address and size if it is memory of this machine.
+    pub(crate) fn host(&self) -> Option<(usize, usize)> {
+        // SAFETY: the buffer is alive.
+        let host = unsafe { sys::ggml_backend_buffer_is_host(self.raw.as_ptr()) };
+        host.then_some((self.start, self.size))
+    }
+
+    /// Copies `bytes` to `offset`.
+    ///
+    /// # Errors
+    /// It is not memory of this machine, may not be written, or ends before.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let at = self.place(offset, bytes.len())?;
+        if self.is_read_only() {
+            return Err(Error::internal("lent memory is not written"));
+        }
+        // SAFETY: the range lies inside, and callers have the memory for themselves while they write.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies elements from `offset` on.
+    ///
+    /// # Errors
+    /// It is not memory of this machine, or ends before.
+    pub(crate) fn read(&self, offset: usize, to: &mut [f32]) -> Result<()> {
+        let at = self.place(offset, size_of_val(to))?;
+        // SAFETY: the range lies inside, and nobody writes to it while callers read.
+        unsafe {
+            std::ptr::copy_nonoverlapping(at as *const u8, to.as_mut_ptr().cast::<u8>(), size_of_val(to));
+        }
+        Ok(())
+    }
+
+    fn place(&self, offset: usize, bytes: usize) -> Result<usize> {
+        let inside = |&(_, size): &(usize, usize)| offset.checked_add(bytes).is_some_and(|end| end <= size);
+        let found = self.host().filter(inside);
+        found.map(|(start, _)| start + offset).ok_or_else(|| Error::internal("a copy reaches outside its buffer"))
+    }
+
     /// Whether tensors in it may not be written.
     pub(crate) fn is_read_only(&self) -> bool {
         self.lent.is_some()

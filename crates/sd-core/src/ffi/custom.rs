@@ -18,6 +18,10 @@ pub(crate) trait HostOp: Send + Sync {
     fn operands(&self) -> Vec<Operand>;
     /// Elements of the f32 result.
     fn elements(&self) -> usize;
+    /// About how many arithmetic operations it takes.
+    fn work(&self) -> usize {
+        self.elements()
+    }
     /// Computes part `part` of `parts`. It must not unwind.
     ///
     /// # Safety

@@ -54,6 +54,10 @@ impl HostOp for Attention {
         self.batch * self.queries * self.heads * self.value_width
     }
 
+    fn work(&self) -> usize {
+        2 * self.batch * self.heads * self.queries * self.keys * (self.width + self.value_width)
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[q, k, v, ref mask @ ..] = operands else { return };
         let [q, k, v] = [q, k, v].map(|p| p.cast());

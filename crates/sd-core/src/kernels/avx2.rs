@@ -156,6 +156,12 @@ impl Vector for __m256 {
         _mm256_mul_ps(x, power(_mm256_sub_epi32(n, half)))
     }
 
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    unsafe fn less(self, b: Self) -> __m256i {
+        _mm256_castps_si256(_mm256_cmp_ps::<_CMP_LT_OQ>(self, b))
+    }
+
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn load_halves(from: *const u8) -> Self {

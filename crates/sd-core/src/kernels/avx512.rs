@@ -157,6 +157,12 @@ impl Vector for __m512 {
 
     #[target_feature(enable = "avx512f")]
     #[inline]
+    unsafe fn less(self, b: Self) -> __mmask16 {
+        _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self, b)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
     unsafe fn load_halves(from: *const u8) -> Self {
         // SAFETY: as the caller promises.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }

@@ -84,6 +84,10 @@ impl HostOp for Conv2d {
         self.g.batch * self.g.n * self.g.positions()
     }
 
+    fn work(&self) -> usize {
+        2 * self.elements() * self.g.depth()
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, kernel, ref bias @ ..] = operands else { return };
         let p = Factors {

@@ -309,6 +309,9 @@ macro_rules! isa {
             soften,
             divide,
             strips,
+            apply,
+            deviation,
+            softmax,
         };
 
         $(#[target_feature(enable = $feature)])?
@@ -363,6 +366,24 @@ macro_rules! isa {
         unsafe fn strips(from: *const f32, step: usize, sizes: [usize; 3], to: *mut f32) {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::attention::strips::<$vector>(from, step, sizes, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn apply(code: $crate::kernels::Code, len: usize, to: *mut f32, by: *const f32, step: usize) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::chain::apply::<$vector>(code, len, to, by, step) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn deviation(from: *const f32, len: usize, less: f32) -> [f64; 2] {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::norm::deviation::<$vector>(from, len, less) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn softmax(from: *const f32, len: usize, to: *mut f32) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::norm::softmax::<$vector>(from, len, to) }
         }
     };
 }

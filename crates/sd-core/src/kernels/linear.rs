@@ -37,6 +37,10 @@ impl HostOp for Linear {
         self.m * self.n
     }
 
+    fn work(&self) -> usize {
+        2 * self.m * self.n * self.k
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, w, ref bias @ ..] = operands else { return };
         let weight = Matrix::new(self.dtype, w, self.k);
@@ -48,6 +52,41 @@ impl HostOp for Linear {
             } else {
                 gemm::compute(self.isa, &p, part, parts);
             }
+        }
+    }
+}
+
+/// Products of one size, `x [many, m, k]` with `w [.., n, k]`.
+#[derive(Debug)]
+pub(crate) struct Products {
+    pub(crate) each: Linear,
+    /// For each, which `w` it is of.
+    pub(crate) which: Vec<usize>,
+    /// How many `w` there are.
+    pub(crate) factors: usize,
+}
+
+impl HostOp for Products {
+    fn operands(&self) -> Vec<Operand> {
+        let Linear { m, n, k, dtype, .. } = self.each;
+        vec![(DType::F32, [self.which.len() * m, k]), (dtype, [self.factors * n, k])]
+    }
+
+    fn elements(&self) -> usize {
+        self.which.len() * self.each.elements()
+    }
+
+    fn work(&self) -> usize {
+        self.which.len() * self.each.work()
+    }
+
+    unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
+        let &[x, w] = operands else { return };
+        let Linear { m, n, k, .. } = self.each;
+        for (i, &factor) in self.which.iter().enumerate() {
+            let operands = [x.wrapping_add(i * m * k * 4), w.wrapping_add(factor * n * k * 4)];
+            // SAFETY: as the caller promises for all of them.
+            unsafe { self.each.compute(out.wrapping_add(i * m * n), &operands, part, parts) };
         }
     }
 }

@@ -10,13 +10,17 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod chain;
 mod conv2d;
 mod gemm;
 mod inner;
 mod linear;
+mod moves;
+mod norm;
 mod pack;
 mod portable;
 mod scratch;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod vector;
@@ -24,9 +28,13 @@ mod vector;
 use std::sync::OnceLock;
 
 pub(crate) use attention::Attention;
+pub(crate) use chain::{Chain, Code, OPERANDS};
 pub(crate) use conv2d::{Conv2d, Geometry};
-pub(crate) use linear::Linear;
-pub(crate) use pack::can_read;
+pub(crate) use linear::{Linear, Products};
+pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, Upsample};
+pub(crate) use norm::{Norm, Softmax};
+pub(crate) use pack::{can_read, is_faster_in_ggml};
+pub(crate) use steps::{Memory, Place, Pool, Step, run};
 
 use crate::error::{Error, Result};
 
@@ -147,6 +155,12 @@ pub(crate) struct Isa {
     divide: unsafe fn(out: *mut f32, rows: usize, by: *const f32),
     /// Of `[rows, width, height]`: `to` holds strips `[rows][height]` of the rows, which are `step` apart.
     strips: unsafe fn(from: *const f32, step: usize, sizes: [usize; 3], to: *mut f32),
+    /// One step of a [`Chain`] on `len` elements at `to`, with those at `by`, which are `step` (0 or 1) apart.
+    apply: unsafe fn(code: Code, len: usize, to: *mut f32, by: *const f32, step: usize),
+    /// Sums of what `len` elements are more than `less`, and of its square.
+    deviation: unsafe fn(from: *const f32, len: usize, less: f32) -> [f64; 2],
+    /// Softmax of `len` elements; `to` may be `from`.
+    softmax: unsafe fn(from: *const f32, len: usize, to: *mut f32),
 }
 
 impl std::fmt::Debug for Isa {

@@ -21,6 +21,11 @@ pub(crate) fn can_read(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || (dtype.is_quantised() && decoder(dtype).is_some())
 }
 
+/// Whether ggml multiplies with a matrix stored as `dtype` faster, with 8-bit integers.
+pub(crate) fn is_faster_in_ggml(dtype: DType) -> bool {
+    matches!(dtype, DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
+}
+
 fn decoder(dtype: DType) -> Option<Decoder> {
     types::decoder(dtype)
 }
@@ -103,6 +108,21 @@ impl Matrix {
             };
         }
         from
+    }
+
+    /// `terms` of `row` as f32.
+    ///
+    /// # Safety
+    /// The machine has `isa`; the row has the terms, in whole blocks, and `to` is valid for as many writes.
+    pub(super) unsafe fn read_row(&self, isa: &Isa, row: usize, terms: Range<usize>, to: *mut f32) {
+        let from = self.data.wrapping_add(row * self.row + self.row_bytes(terms.start));
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.dtype {
+                DType::F32 => std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), 4 * terms.len()),
+                _ => self.read(isa, from, terms.len(), to),
+            }
+        }
     }
 
     /// Bytes of `len` elements of a row.

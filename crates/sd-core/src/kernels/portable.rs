@@ -126,6 +126,11 @@ impl Vector for Lanes {
     }
 
     #[inline(always)]
+    unsafe fn less(self, b: Self) -> [bool; LANES] {
+        std::array::from_fn(|i| self.0[i] < b.0[i])
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> Self {
         // SAFETY: as the caller promises.
         let bits = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };

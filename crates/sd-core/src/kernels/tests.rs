@@ -330,6 +330,69 @@ fn attention_of_every_kind() {
     }
 }
 
+/// Values of what is not a product are tested by operation, in `tests/ops.rs`.
+#[test]
+fn parts_do_not_change_a_bit_of_the_rest() {
+    let mut r = Random(5);
+    for isa in every_isa() {
+        use crate::graph::{Binary, RopeLayout, Unary};
+        let code = [
+            Code::Load,
+            Code::With(Binary::Add),
+            Code::Unary(Unary::Gelu),
+            Code::Under(Binary::Sub),
+            Code::Affine { mul: 0.5, add: 2.0 },
+        ];
+        let (rows, wide) = (r.pick(1, 9), r.pick(1, 2100));
+        let strides = [[wide + 3, 1], [0, 1], [1, 0]];
+        let strides: Vec<&[usize]> = strides.iter().map(|s| &s[..]).collect();
+        let then = vec![Code::Unary(Unary::Silu)];
+        let norm = |rows, channels, positions, all_channels, centred| {
+            let (then, eps) = (then.clone(), 1e-5);
+            Norm { isa, rows, channels, positions, all_channels, centred, eps, vectors: 2, then }
+        };
+        let each = Linear { isa, m: 9, n: 5, k: 21, dtype: DType::F32, bias: false };
+        let around = [[2, 1], [0, 3]];
+        let all: Vec<Box<dyn HostOp>> = vec![
+            Box::new(Chain::new(isa, &[rows, wide], &code, &strides).unwrap()),
+            Box::new(norm(8, 3, 1100, 12, true)),
+            Box::new(norm(7, 77, 1, 77, false)),
+            Box::new(Softmax { isa, rows, width: wide }),
+            Box::new(Transpose::new(isa, &[2, 70, 40], &[2800, 1, 70]).unwrap()),
+            Box::new(Transpose::new(isa, &[5, 3, 2, 7], &[1, 35, 105, 5]).unwrap()),
+            Box::new(Scatter { axes: vec![(3, 2), (4, 6), (2, 24)] }),
+            Box::new(Join { rows: 3, widths: vec![5, wide, 1] }),
+            Box::new(Pad { planes: 3, image: [4, 5], around }),
+            Box::new(Upsample { planes: 3, image: [4, 5], factor: 2 }),
+            Box::new(Upsample { planes: 3, image: [4, 5], factor: 3 }),
+            Box::new(Rope { sizes: [2, 3, 2, 6], rows: 3, layout: RopeLayout::Halves }),
+            Box::new(Rope { sizes: [2, 3, 2, 6], rows: 6, layout: RopeLayout::Interleaved }),
+            Box::new(Timesteps { count: 3, dim: 8, max_period: 100.0 }),
+            Box::new(Products { each, which: vec![1, 0, 1, 1], factors: 2 }),
+        ];
+        for op in all {
+            let operands: Vec<Vec<u8>> =
+                op.operands().iter().map(|(_, [rows, row])| bytes(&r.values(rows * row))).collect();
+            let operands: Vec<&[u8]> = operands.iter().map(Vec::as_slice).collect();
+            let want = run(&*op, &operands, 1);
+            assert!(want.iter().any(|&v| v != 0.0 && v != 1.25), "{:?}", op.operands());
+            for parts in 2..=4 {
+                assert!(same_bits(&want, &run(&*op, &operands, parts)), "{isa:?} {:?}", op.operands());
+            }
+        }
+        let ids: Vec<u8> = [3i32, 0, 3, 8].iter().flat_map(|i| i.to_ne_bytes()).collect();
+        for dtype in [DType::F32, DType::F16, DType::Q8_0] {
+            let table = from_f32(dtype, &r.values(9 * 320), 320).unwrap();
+            let op = Lookup { isa, dtype, rows: 9, width: 320, count: 4 };
+            let want = to_f32(dtype, &table, 9 * 320).unwrap();
+            for parts in 1..=4 {
+                let got = run(&op, &[&table, &ids], parts);
+                assert!([3, 0, 3, 8].iter().zip(got.chunks(320)).all(|(&i, row)| row == &want[i * 320..][..320]));
+            }
+        }
+    }
+}
+
 #[test]
 fn large_scores_do_not_overflow() {
     for isa in every_isa() {

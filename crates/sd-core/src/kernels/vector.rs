@@ -42,6 +42,8 @@ pub(super) trait Vector: Copy {
     unsafe fn round(self) -> Self;
     /// `self * 2^n` for whole `n` between -151 and 129.
     unsafe fn scaled(self, n: Self) -> Self;
+    /// The lanes in which `self` is less than `b`.
+    unsafe fn less(self, b: Self) -> Self::Mask;
     /// From f16.
     unsafe fn load_halves(from: *const u8) -> Self;
     /// From 8-bit integers.
@@ -75,7 +77,102 @@ pub(super) trait Vector: Copy {
             y.scaled(n)
         }
     }
+
+    /// `e^self`, within an ulp or two; 0 and infinity beyond what f32 holds.
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let x = Self::splat(-105.0).max(Self::splat(89.0).min(self));
+            let n = x.mul(Self::splat(LOG2_E)).round();
+            // What log2(e) loses as f32 is added separately.
+            let f = x.mul_add(Self::splat(LOG2_E), Self::splat(0.0).sub(n));
+            let f = x.mul_add(Self::splat(LOG2_E_REST), f);
+            let mut y = Self::splat(EXP2[0]);
+            for &c in &EXP2[1..] {
+                y = y.mul_add(f, Self::splat(c));
+            }
+            y.scaled(n)
+        }
+    }
+
+    /// `1 / (1 + e^-self)` times `x`.
+    #[inline(always)]
+    unsafe fn sigmoid_times(self, x: Self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { x.div(Self::splat(1.0).add(Self::splat(0.0).sub(self).exp())) }
+    }
+
+    /// Hyperbolic tangent.
+    #[inline(always)]
+    unsafe fn tanh(self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let size = self.max(Self::splat(0.0).sub(self));
+            let z = self.mul(self);
+            let mut y = Self::splat(TANH[0]);
+            for &c in &TANH[1..] {
+                y = y.mul_add(z, Self::splat(c));
+            }
+            let near = y.mul(z).mul_add(self, self);
+            let e = self.add(self).exp();
+            let far = Self::splat(1.0).sub(Self::splat(2.0).div(e.add(Self::splat(1.0))));
+            far.replaced(near, size.less(Self::splat(0.625)))
+        }
+    }
+
+    /// `self Φ(self)` with the normal distribution Φ.
+    #[inline(always)]
+    unsafe fn gelu(self) -> Self {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let one = Self::splat(1.0);
+            let size = self.max(Self::splat(0.0).sub(self));
+            let z = size.mul(Self::splat(std::f32::consts::FRAC_1_SQRT_2));
+            let t = one.div(z.mul_add(Self::splat(ERFC_STEP), one));
+            let mut y = Self::splat(ERFC[0]);
+            for &c in &ERFC[1..] {
+                y = y.mul_add(t, Self::splat(c));
+            }
+            let half_square = self.mul(self).mul(Self::splat(-0.5));
+            let tail = y.mul(t).mul(half_square.exp()).mul(Self::splat(0.5));
+            let below = self.less(Self::splat(0.0));
+            self.mul(one.sub(tail).replaced(tail, below))
+        }
+    }
+
+    /// The sum of the lanes, the first first.
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let mut lanes = [0.0f32; MAX_LANES];
+        // SAFETY: there is room for a register.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes[..Self::LANES].iter().sum()
+    }
 }
+
+use std::f32::consts::LOG2_E;
+
+/// `log2(e)` less what f32 holds of it.
+const LOG2_E_REST: f32 = (std::f64::consts::LOG2_E - LOG2_E as f64) as f32;
+
+/// Coefficients of `(tanh x - x) / x³` in powers of `x²` for |x| ≤ 0.66, highest first, found as those of [`EXP2`] (8e-9).
+#[allow(clippy::excessive_precision)]
+const TANH: [f32; 5] = [-0.005_439_458, 0.020_397_983, -0.053_665_057, 0.133_305_43, -0.333_332_48];
+
+/// Coefficients of `erfc(z) e^(z²)` in powers 8 to 1 of `1 / (1 + ERFC_STEP z)`, found as those of [`EXP2`] (4e-7).
+#[allow(clippy::excessive_precision)]
+const ERFC: [f32; 8] = [
+    0.052_885_585,
+    -0.299_162_000,
+    0.507_020_950,
+    -0.195_945_427,
+    0.304_833_710,
+    0.174_919_784,
+    0.230_010_122,
+    0.225_436_881,
+];
+const ERFC_STEP: f32 = 0.4;
 
 /// Coefficients of 2^f for |f| ≤ 1/2, highest first: least squares of the relative error, reweighted until it is even
 /// (2e-9) with the constant term held at 1.

@@ -2,16 +2,10 @@
 
 use super::ggml::Lowering;
 use super::layout::ne;
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::ffi::{HostOp, Id};
 use crate::graph::{Node, Op};
-use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read};
-
-/// ggml multiplies these with 8-bit integers.
-fn is_faster_in_ggml(dtype: DType) -> bool {
-    matches!(dtype, DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
-}
+use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read, is_faster_in_ggml};
 
 impl Lowering<'_> {
     /// `node` computed by a kernel, if there is one for it.

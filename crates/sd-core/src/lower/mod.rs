@@ -2,9 +2,12 @@
 
 mod cpu;
 mod ggml;
+mod host;
 mod layout;
 mod rope;
+mod view;
 mod workspace;
 
 pub(crate) use ggml::{Lowered, lower};
+pub(crate) use host::{Host, lower as lower_host};
 pub(crate) use layout::ne;

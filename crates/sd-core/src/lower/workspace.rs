@@ -16,13 +16,13 @@ pub(crate) struct Layout {
 
 /// Free ranges, in order, and the end of what was ever used.
 #[derive(Default)]
-struct Free {
+pub(super) struct Free {
     gaps: Vec<(usize, usize)>,
-    end: usize,
+    pub(super) end: usize,
 }
 
 impl Free {
-    fn take(&mut self, size: usize) -> usize {
+    pub(super) fn take(&mut self, size: usize) -> usize {
         let best = (0..self.gaps.len()).filter(|&i| self.gaps[i].1 >= size).min_by_key(|&i| self.gaps[i].1);
         match best {
             Some(i) => {
@@ -49,7 +49,7 @@ impl Free {
         }
     }
 
-    fn give(&mut self, at: usize, size: usize) {
+    pub(super) fn give(&mut self, at: usize, size: usize) {
         let i = self.gaps.partition_point(|g| g.0 < at);
         self.gaps.insert(i, (at, size));
         if i + 1 < self.gaps.len() && at + size == self.gaps[i + 1].0 {
