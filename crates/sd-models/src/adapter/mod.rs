@@ -258,7 +258,7 @@ fn whole(name: &str, source: &dyn WeightSource, modules: &Modules) -> Option<Mad
     let shape = source.meta(name)?.shape;
     let same = place.form == Form::Same && place.shape == shape;
     let kind = Kind::Replacement(name.to_owned());
-    same.then(|| Made { tensor: "", change: Change { kind, scale: 1.0, rows: Rows::All, magnitude: None } })
+    same.then_some(Made { tensor: "", change: Change { kind, scale: 1.0, rows: Rows::All, magnitude: None } })
 }
 
 /// Checks every change against its weight and puts together those of each part.

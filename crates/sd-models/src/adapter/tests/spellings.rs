@@ -3,6 +3,8 @@
 use super::*;
 
 type Row = (String, Vec<usize>, String);
+/// Bits of weights by part and name.
+type Bits = BTreeMap<(Part, String), Vec<u32>>;
 
 /// The tiny SD1's tensors under the names used here, each with diffusers' name.
 fn model() -> Vec<(Part, String, Vec<usize>, String)> {
@@ -72,7 +74,7 @@ fn every_spelling_of_one_lora_gives_the_same_weights() {
         let (_, dims, _) = rows.iter().find(|r| r.2 == whole).unwrap();
         (noise(dims.iter().product(), seed(whole)), dims[0])
     };
-    let mut first: Option<(String, BTreeMap<(Part, String), Vec<u32>>)> = None;
+    let mut first: Option<(String, Bits)> = None;
     for (spelling, rows) in &files {
         let mut file = Tensors::default();
         for (name, dims, whole) in rows {
@@ -147,10 +149,10 @@ fn projections_that_the_model_has_joined_change_their_rows() {
                 file.put(&format!("transformer.{module}.lora_B.weight"), &[rows, 1], DType::F32, &up);
                 file.put(&format!("transformer.{module}.lora_A.weight"), &[1, k], DType::F32, &down);
                 let want = wanted.entry(here.clone()).or_insert_with(|| vec![0.0; n * k]);
-                for row in 0..rows {
+                for (row, factor) in up.iter().enumerate() {
                     let to = if operation == "swap" { (row + n / 2) % n } else { i * hidden + row };
                     for column in 0..k {
-                        want[to * k + column] = up[row] * down[column];
+                        want[to * k + column] = factor * down[column];
                     }
                 }
             }
