@@ -1,6 +1,7 @@
 """Pictures that requests bring along: resizing to cover a size and cropping the middle, stretching, masks.
 
-Reference: diffusers' VaeImageProcessor, which resizes with Pillow's Lanczos filter.
+Reference: diffusers' VaeImageProcessor, which resizes with Pillow's Lanczos filter: columns first, then rows, as every Pillow before 13 does it. Later
+ones choose the order by size; each axis apart is the same in all.
 """
 
 import numpy as np
@@ -24,7 +25,15 @@ def picture(name, channels):
     return torch.from_numpy(np.ascontiguousarray(values).astype(np.uint8))
 
 
+def columns_first(resize):
+    """`Image.resize` in two calls, which fixes the order."""
+    def wrapper(self, size, resample=None, **rest):
+        return resize(resize(self, (size[0], self.height), resample, **rest), size, resample, **rest)
+    return wrapper
+
+
 def main():
+    Image.Image.resize = columns_first(Image.Image.resize)
     processor = VaeImageProcessor(resample="lanczos")
     masks = VaeImageProcessor(resample="lanczos", do_normalize=False, do_binarize=True, do_convert_grayscale=True)
     inputs, outputs = {}, {}
@@ -37,7 +46,7 @@ def main():
                 outputs[f"{name}.{width}x{height}.{key}"] = torch.from_numpy(np.array(image))
             mask = masks.resize(Image.fromarray(grey.numpy()[..., 0]), height, width, "crop").convert("L")
             binary = masks.binarize(masks.pil_to_numpy(mask))
-            outputs[f"{name}.{width}x{height}.mask"] = torch.from_numpy(binary[0, ..., 0].astype(np.uint8))
+            outputs[f"{name}.{width}x{height}.mask"] = torch.from_numpy(binary.reshape(height, width).astype(np.uint8))
     fixture.save(
         "pictures", "pictures.py", f"diffusers {fixture.version('diffusers')} VaeImageProcessor, pillow {fixture.version('pillow')}",
         {"sources": SOURCES, "sizes": SIZES}, inputs=inputs, outputs=outputs,

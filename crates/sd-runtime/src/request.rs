@@ -105,9 +105,9 @@ pub struct SkipLayers {
     /// Blocks to leave out, counted from 0.
     pub layers: Vec<usize>,
     /// The share of the steps after which it begins.
-    pub start: f32,
+    pub start: f64,
     /// The share of the steps before which it ends.
-    pub end: f32,
+    pub end: f64,
 }
 
 impl Default for SkipLayers {

@@ -1,5 +1,6 @@
-//! Resizing of 8-bit pictures, byte for byte as Pillow's `Image.resize` with its Lanczos filter does it: the columns of
-//! every row first, then the rows, with coefficients of 22 bits and bytes between the two passes.
+//! Resizing of 8-bit pictures, byte for byte as Pillow before version 13 does it with its Lanczos filter: the columns of
+//! every row first, then the rows, with coefficients of 22 bits and bytes between the two passes. (Later versions choose
+//! which goes first.)
 
 use sd_core::{Error, Result};
 

@@ -342,8 +342,8 @@ fn not_negative(field: &str, value: f32) -> Result<f32> {
     Ok(value)
 }
 
-fn fraction(field: &str, value: f32) -> Result<f32> {
-    if !(0.0..=1.0).contains(&value) {
+fn fraction<T: Copy + Into<f64> + std::fmt::Display>(field: &str, value: T) -> Result<T> {
+    if !(0.0..=1.0).contains(&value.into()) {
         return Err(Error::request(format!("{field}: want a number from 0 to 1, got {value}")));
     }
     Ok(value)

@@ -12,7 +12,7 @@ pub(crate) struct Pictures {
     #[arg(short = 'i', long, value_name = "path")]
     pub(crate) init_img: Option<PathBuf>,
     /// How much of --init-img is painted anew, from 0 to 1; default: 0.75, or 1 for models that read the picture
-    #[arg(long, value_name = "float", value_parser = fraction)]
+    #[arg(long, value_name = "float", value_parser = fraction::<f32>)]
     pub(crate) strength: Option<f32>,
     /// Picture whose white parts are painted anew in --init-img
     #[arg(long, value_name = "path")]
@@ -60,11 +60,11 @@ pub(crate) struct Steps {
     #[arg(long, value_name = "list", default_value = "[7,8,9]")]
     pub(crate) skip_layers: List<usize>,
     /// Share of the steps after which --slg-scale begins
-    #[arg(long, value_name = "float", default_value_t = 0.01, value_parser = fraction)]
-    pub(crate) skip_layer_start: f32,
+    #[arg(long, value_name = "float", default_value_t = 0.01, value_parser = fraction::<f64>)]
+    pub(crate) skip_layer_start: f64,
     /// Share of the steps before which --slg-scale ends
-    #[arg(long, value_name = "float", default_value_t = 0.2, value_parser = fraction)]
-    pub(crate) skip_layer_end: f32,
+    #[arg(long, value_name = "float", default_value_t = 0.2, value_parser = fraction::<f64>)]
+    pub(crate) skip_layer_end: f64,
     /// How far a flow's noise levels are moved towards noise; default: the model's own
     #[arg(long, value_name = "float", value_parser = number)]
     pub(crate) flow_shift: Option<f32>,
@@ -75,7 +75,7 @@ pub(crate) struct Steps {
     #[arg(long, value_name = "list", action = ArgAction::Append)]
     pub(crate) sigmas: Vec<List<f64>>,
     /// Share of the noise's timesteps after which --refiner takes over; 1 leaves it out; default: 0.8
-    #[arg(long, value_name = "float", value_parser = fraction)]
+    #[arg(long, value_name = "float", value_parser = fraction::<f32>)]
     pub(crate) refiner_switch: Option<f32>,
     /// Fine tuning of sampler, schedule and guidance, as key=value,...
     #[arg(long, value_name = "string", action = ArgAction::Append)]

@@ -84,8 +84,9 @@ pub(super) fn not_negative(text: &str) -> Result<f32, String> {
     number(text).ok().filter(|x| *x >= 0.0).ok_or_else(|| "want a number of 0 or more".to_owned())
 }
 
-pub(super) fn fraction(text: &str) -> Result<f32, String> {
-    number(text).ok().filter(|x| (0.0..=1.0).contains(x)).ok_or_else(|| "want a number from 0 to 1".to_owned())
+pub(super) fn fraction<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
+    let number: Option<T> = text.trim().parse().ok();
+    number.filter(|x| *x >= T::from(0) && *x <= T::from(1)).ok_or_else(|| "want a number from 0 to 1".to_owned())
 }
 
 pub(super) fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {

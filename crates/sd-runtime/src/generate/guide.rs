@@ -75,7 +75,7 @@ impl Guide {
 
     fn skips(&self, step: usize) -> bool {
         let inside = |s: &SkipLayers| {
-            let interval = Interval { start: f64::from(s.start), stop: f64::from(s.end) };
+            let interval = Interval { start: s.start, stop: s.end };
             interval.is_inside(step, self.text.len())
         };
         self.skip.as_ref().is_some_and(inside)
