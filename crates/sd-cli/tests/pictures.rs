@@ -15,7 +15,7 @@ fn run(folder: &Path, args: &[&str]) -> support::Run {
 
 fn save(folder: &Path, name: &str, width: u32, height: u32, rgb: impl Fn(u32, u32) -> [u8; 3]) {
     let pixels = (0..width * height).flat_map(|i| rgb(i % width, i / width)).collect();
-    Image::new(width, height, pixels).unwrap().save(&folder.join(name), 90, None).unwrap();
+    Image::new(width, height, pixels).unwrap().save(folder.join(name), 90, None).unwrap();
 }
 
 #[test]

@@ -195,7 +195,7 @@ impl ImageRequest {
             warnings.push("scheduler: sigmas are given, so it has no effect".into());
         }
         let Some(shift) = self.flow_shift else { return Ok((scheduler, None)) };
-        if !shift.is_finite() || shift < -10.0 || shift > 100.0 {
+        if !(-10.0..=100.0).contains(&shift) {
             return Err(Error::request(format!("flow_shift: want a number from -10 to 100, got {shift}")));
         }
         match &given.facts.levels {
