@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
+pub mod bench;
 mod lora;
 pub mod networks;
 pub mod oracle;

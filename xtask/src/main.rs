@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout)] // these commands talk to the terminal
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use sd_core::DType;
+use std::fs::OpenOptions;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, networks, oracle, repo_root, synth, tidy};
+use xtask::{accept, bench, networks, oracle, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -55,8 +57,14 @@ enum Task {
         #[arg(long, default_value_t = 512)]
         size: usize,
         /// Timed runs.
-        #[arg(long, default_value_t = 3)]
+        #[arg(long, default_value_t = 5)]
         runs: usize,
+        /// A Python interpreter with torch and diffusers, to time beside it on the same SD 1.x checkpoint.
+        #[arg(long)]
+        torch: Option<PathBuf>,
+        /// A Markdown file to append the report to, such as docs/performance.md.
+        #[arg(short, long)]
+        output: Option<PathBuf>,
         #[command(flatten)]
         setup: SetupArgs,
     },
@@ -102,9 +110,11 @@ fn main() -> Result<()> {
         Task::Synth { model, output, dtype, seed } => synthesize(&model, output.as_deref(), dtype, seed),
         Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
         Task::Accept => print_lines(&accept::run(&repo_root())?),
-        Task::Bench { model, size, runs, setup } => {
+        Task::Bench { model, size, runs, torch, output, setup } => {
             let model = model.map_or_else(|| random_sd15(&repo_root()), Ok)?;
-            print_lines(&[networks::bench(&model, &setup.setup(), size, runs)?])
+            let report = bench::run(&bench::Plan { model, side: size, runs, torch }, &setup.setup())?;
+            println!("{report}");
+            output.map_or(Ok(()), |path| append(&path, &report))
         }
         Task::Compare { model, reference, setup } => {
             print_lines(&networks::compare(&model, &reference, &setup.setup())?)
@@ -143,6 +153,11 @@ fn synthesize(model: &str, output: Option<&Path>, dtype: DType, seed: u64) -> Re
 fn print_lines(lines: &[String]) -> Result<()> {
     lines.iter().for_each(|line| println!("{line}"));
     Ok(())
+}
+
+fn append(path: &Path, report: &str) -> Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    writeln!(file, "\n{report}").with_context(|| format!("write {}", path.display()))
 }
 
 /// The random checkpoint of the benches, made when it is not there.

@@ -1,4 +1,4 @@
-//! Runs the networks of a checkpoint one by one: to time them, and to compare them with a reference.
+//! Runs the networks of a checkpoint one by one, and compares them with a reference.
 
 use anyhow::{Context, Result, bail, ensure};
 use sd_core::{CancelToken, DType, Device, Program, Runner, RunnerOptions, Tensor, TypePolicy, WeightSource};
@@ -6,7 +6,6 @@ use sd_io::Checkpoint;
 use sd_models::{Component, Evaluation, Files, Model, Part};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Tokens of one window of a prompt.
 const TOKENS: usize = 77;
@@ -25,87 +24,25 @@ pub struct Setup {
 }
 
 impl Setup {
-    fn runner(&self, component: &Component) -> Result<Runner> {
+    pub(crate) fn runner(&self, component: &Component) -> Result<Runner> {
         let types = self.weight_type.map_or(TypePolicy::Stored, TypePolicy::Convert);
         let options = RunnerOptions { threads: self.threads, types, ..RunnerOptions::default() };
         Ok(Runner::new(Device::find(&self.device)?, component.source(), options)?)
     }
 }
 
-fn open(path: &Path) -> Result<Model> {
+pub(crate) fn open(path: &Path) -> Result<Model> {
     let file = Arc::new(Checkpoint::open(path)?);
     Ok(Model::open(&Files { model: Some(file), ..Files::default() })?)
 }
 
-fn run(runner: &mut Runner, program: &Program, inputs: &[(&str, &Tensor)]) -> Result<Tensor> {
+pub(crate) fn run(runner: &mut Runner, program: &Program, inputs: &[(&str, &Tensor)]) -> Result<Tensor> {
     let outputs = runner.run(program, inputs, &CancelToken::new())?;
     outputs.into_iter().next().context("the program has no output")
 }
 
 fn evaluation(batch: usize, size: [usize; 2]) -> Evaluation {
     Evaluation { batch, size, tokens: TOKENS, ..Evaluation::default() }
-}
-
-/// Times `runs` evaluations of the diffusion network with guidance (a batch of two) and of the decoder, for pictures
-/// of `side` x `side` pixels, and returns a report. One run more goes before, which loads weights.
-///
-/// # Errors
-/// When the checkpoint cannot be run.
-pub fn bench(path: &Path, setup: &Setup, side: usize, runs: usize) -> Result<String> {
-    let model = open(path)?;
-    let info = model.info();
-    let [h, w] = [side / info.latent.compression; 2];
-    let latent = |batch: usize| waves(&[batch, info.latent.channels, h, w]);
-
-    let text = model.text_program(Part::ClipL, 2, 1)?;
-    let ids = Tensor::i32(&[2, TOKENS], vec![320; 2 * TOKENS])?;
-    let mut runner = setup.runner(model.component(Part::ClipL)?)?;
-    let context = run(&mut runner, &text, &[("ids", &ids)])?;
-    drop(runner);
-
-    let unet = model.diffusion_program(&evaluation(2, [h, w]))?;
-    let (x, timesteps) = (latent(2)?, Tensor::f32(&[2], vec![500.0; 2])?);
-    let inputs = [("x", &x), ("timesteps", &timesteps), ("context", &context)];
-    let step = median(&mut setup.runner(model.component(Part::Diffusion)?)?, &unet, &inputs, runs)?;
-
-    let decoder = model.decode_program(1, h, w, [false; 2])?;
-    let decode = median(
-        &mut setup.runner(model.component(Part::Autoencoder)?)?,
-        &decoder,
-        &[("latent", &latent(1)?)],
-        runs,
-    )?;
-
-    let types = setup.weight_type.map_or("stored".to_owned(), |t| t.to_string());
-    let device = Device::find(&setup.device)?;
-    Ok(format!(
-        "{} on {}, {side}x{side}, weights {types}, median of {runs}\n\
-         step with guidance  {:8.3} s  {:.3} it/s\n\
-         decode              {:8.3} s",
-        info.family.name(),
-        device.name(),
-        step.as_secs_f64(),
-        step.as_secs_f64().recip(),
-        decode.as_secs_f64()
-    ))
-}
-
-fn median(runner: &mut Runner, program: &Program, inputs: &[(&str, &Tensor)], runs: usize) -> Result<Duration> {
-    run(runner, program, inputs)?;
-    let mut times = Vec::new();
-    for _ in 0..runs {
-        let start = Instant::now();
-        run(runner, program, inputs)?;
-        times.push(start.elapsed());
-    }
-    times.sort();
-    times.get(times.len() / 2).copied().context("at least one run is needed")
-}
-
-/// A smooth pattern between -1 and 1.
-fn waves(dims: &[usize]) -> Result<Tensor> {
-    let count = dims.iter().product::<usize>();
-    Ok(Tensor::f32(dims, (0..count).map(|i| (i as f32 * 0.37).sin()).collect())?)
 }
 
 /// Runs text encoder, diffusion network and decoder of `path` on the inputs that `oracle/fullsize_sd15.py` wrote to

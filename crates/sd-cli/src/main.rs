@@ -53,7 +53,7 @@ fn run(args: &Args, console: &Console) -> Result<()> {
         return Ok(());
     }
     if let Some(file) = &args.cli.model_info {
-        return model_info::run(args, file);
+        return model_info::run(args, file.as_deref());
     }
     match args.cli.mode {
         Mode::ImgGen if !args.context.tensor_type_rules.is_empty() => {

@@ -9,9 +9,11 @@ use std::io::{self, Write as _};
 use std::path::Path;
 
 /// Prints what is in `file` and in the files that `args` name.
-pub(crate) fn run(args: &Args, file: &Path) -> Result<()> {
+pub(crate) fn run(args: &Args, file: Option<&Path>) -> Result<()> {
     let mut files = files(args);
-    if !file.as_os_str().is_empty() && files.model.replace(file.to_owned()).is_some() {
+    if let Some(file) = file
+        && files.model.replace(file.to_owned()).is_some()
+    {
         bail!("--model-info {}: there is a --model besides", file.display());
     }
     if files.is_empty() {

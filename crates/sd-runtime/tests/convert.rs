@@ -11,7 +11,7 @@ use sd_core::WeightSource;
 use sd_core::convert::{from_f32, to_f32};
 use sd_io::{Checkpoint, Format, TensorSpec, write_safetensors};
 use sd_runtime::{CancelToken, Conversion, Converted, DType, Engine, ImageRequest, ModelFiles, Part, TypeRules};
-use support::{generate, json, sd1};
+use support::{json, one, sd1};
 
 fn place(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
@@ -41,9 +41,9 @@ fn contents(path: &Path) -> BTreeMap<String, (DType, Vec<usize>, Vec<u8>)> {
 }
 
 fn picture(path: &Path) -> Vec<u8> {
-    let mut engine = Engine::builder().model(path).device("cpu").threads(1).build().unwrap();
+    let builder = Engine::builder().model(path).device("cpu").threads(1);
     let request = ImageRequest { steps: Some(1), ..support::oracle_request("sd1_pipeline.safetensors") };
-    generate(&mut engine, &request).remove(0).rgb
+    one(builder, &request).rgb
 }
 
 #[test]

@@ -72,8 +72,8 @@ pub(crate) struct Cli {
     #[arg(long)]
     pub(crate) convert_name: bool,
     /// Print family, parts, missing parts, defaults and unread tensors of the given files, and stop
-    #[arg(long, value_name = "path", num_args = 0..=1, default_missing_value = "")]
-    pub(crate) model_info: Option<PathBuf>,
+    #[arg(long, value_name = "path")]
+    pub(crate) model_info: Option<Option<PathBuf>>,
     /// Print this help
     #[arg(short, long, action = ArgAction::HelpShort)]
     help: Option<bool>,
