@@ -140,6 +140,29 @@ fn names_become_those_of_the_networks() {
     assert_eq!(picture(&c.output), picture(&path));
 }
 
+/// Every code of an 8-bit float is a value of f16 (Micikevicius et al. 2022, table 1).
+#[test]
+fn eight_bit_floats_are_f16_in_gguf() {
+    let codes: Vec<u8> = (0..=255).filter(|c| c & 0x7f != 0x7f).chain([0, 1]).collect();
+    let spec = TensorSpec {
+        name: "double_blocks.0.img_attn.qkv.weight".into(),
+        dtype: DType::F8E4M3,
+        shape: sd_core::Shape::new(&[8, 32]).unwrap(),
+    };
+    let path = place("convert-f8.safetensors");
+    write_safetensors(&path, &[], std::slice::from_ref(&spec), |_| Ok(codes.clone())).unwrap();
+    let c = conversion(&path, "convert-f8.gguf", TypeRules::default());
+    run(&c).unwrap();
+    let (dtype, _, bytes) = &contents(&c.output)[&spec.name];
+    assert_eq!(*dtype, DType::F16);
+    let value = |c: u8| {
+        let (e, m) = (i32::from(c >> 3 & 15), f32::from(c & 7) / 8.0);
+        let size = if e == 0 { m * 2f32.powi(-6) } else { (1.0 + m) * 2f32.powi(e - 7) };
+        if c & 0x80 == 0 { size } else { -size }
+    };
+    assert_eq!(to_f32(*dtype, bytes, 256).unwrap(), codes.iter().map(|c| value(*c)).collect::<Vec<f32>>());
+}
+
 #[test]
 fn parts_are_joined_into_one_file() {
     let original = contents(&sd1::write("convert-parts.safetensors", |_, _| {}));

@@ -69,7 +69,7 @@ impl Conversion {
             Ok(())
         };
         let metadata = metadata(&files);
-        if self.output.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors")) {
+        if self.is_safetensors() {
             let texts = metadata.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)));
             stream_safetensors(&self.output, &texts.collect::<Vec<_>>(), &specs, &mut write)?;
         } else {
@@ -77,6 +77,10 @@ impl Conversion {
             stream_gguf(&self.output, &pairs, &specs, &mut write)?;
         }
         Ok(converted)
+    }
+
+    fn is_safetensors(&self) -> bool {
+        self.output.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"))
     }
 
     /// What is written, and the report of it.
@@ -92,6 +96,9 @@ impl Conversion {
                     meta.dtype
                 }
             };
+            // GGUF lacks 8-bit floats; each of their values is one of f16 too.
+            let narrow = matches!(dtype, DType::F8E4M3 | DType::F8E5M2) && !self.is_safetensors();
+            let dtype = if narrow { DType::F16 } else { dtype };
             if dtype != meta.dtype
                 && let Some(scale) = scale_of(name, bundle)
             {

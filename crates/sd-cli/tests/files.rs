@@ -1,0 +1,55 @@
+//! `-M convert` and `--model-info` on the demo model.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use support::{DEMO, files, folder, sd_cli};
+
+#[test]
+fn a_converted_model_is_described_and_draws() {
+    let dir = folder("convert");
+    let run = sd_cli(&dir, &["-M", "convert", "-m", DEMO, "-o", "demo.gguf", "--type", "q8_0"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(run.stderr.contains("wrote demo.gguf") && run.stderr.contains("MB/s"), "{}", run.stderr);
+
+    let run = sd_cli(&dir, &["--model-info", "demo.gguf"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    for part in ["file      demo.gguf (gguf, ", "is        SD 1.x", " q8_0 ", "VAE: ", "defaults  "] {
+        assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
+    }
+    assert!(!run.stdout.contains("missing") && !run.stdout.contains("problem"), "{}", run.stdout);
+    assert_eq!(sd_cli(&dir, &["-m", "demo.gguf", "--model-info"]).stdout, run.stdout);
+
+    let run = sd_cli(&dir, &["-m", "demo.gguf", "-p", "a red circle", "--steps", "1", "-o", "a.png"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert_eq!(files(&dir), ["a.png", "demo.gguf"]);
+}
+
+#[test]
+fn missing_parts_are_no_error_of_model_info() {
+    let dir = folder("model-info");
+    let run = sd_cli(&dir, &["--diffusion-model", DEMO, "--model-info"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(run.stdout.contains("given with --diffusion-model"), "{}", run.stdout);
+    let run = sd_cli(&dir, &["--model-info", "absent.gguf"]);
+    assert_eq!(run.code, Some(1), "{}", run.stdout);
+    assert!(run.stderr.contains("absent.gguf"), "{}", run.stderr);
+    assert_eq!(sd_cli(&dir, &["--model-info"]).code, Some(1));
+}
+
+#[test]
+fn conversions_that_make_no_sense_are_refused() {
+    let dir = folder("convert-refused");
+    for (args, want) in [
+        (&["-M", "convert", "-m", DEMO][..], "--output output.png: want a .gguf or .safetensors file"),
+        (&["-M", "convert", "-o", "a.gguf"], "nothing to convert"),
+        (&["-M", "convert", "-m", DEMO, "-o", "a.gguf", "--tensor-type-rules", "x"], "--tensor-type-rules"),
+        (&["-M", "convert", "-m", DEMO, "-o", "a.safetensors", "--type", "q8_0"], "cannot hold q8_0"),
+        (&["-p", "a star", "--tensor-type-rules", "x=f16"], "with -M convert only"),
+    ] {
+        let run = sd_cli(&dir, args);
+        assert_eq!(run.code, Some(1), "{args:?}");
+        assert!(run.stderr.contains(want), "{args:?}: {}", run.stderr);
+    }
+    assert_eq!(files(&dir), Vec::<String>::new());
+}
