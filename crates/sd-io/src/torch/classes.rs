@@ -27,6 +27,9 @@ pub(crate) enum Class {
     Opaque(&'static str),
 }
 
+/// The longest key of a storage, which is a number.
+const MAX_KEY: usize = 256;
+
 /// Storage classes of `torch`.
 const STORAGES: &[(&str, DType)] = &[
     ("FloatStorage", DType::F32),
@@ -215,6 +218,10 @@ pub(crate) fn storage(values: &[Value], parts: &[Id]) -> Result<StorageRef, Stri
     }
     let Value::Class(Class::Storage(dtype)) = part(1) else { return Err("a storage of an unknown type".into()) };
     let key = match part(2) {
+        // Every tensor keeps the key of its storage.
+        Value::Text(key) if key.len() > MAX_KEY => {
+            return Err(format!("a storage whose key has {} bytes, at most {MAX_KEY} are read", key.len()));
+        }
         Value::Text(key) => key.to_string(),
         Value::Int(key) => key.to_string(),
         _ => return Err("a storage without a key".into()),

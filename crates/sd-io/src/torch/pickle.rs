@@ -125,8 +125,8 @@ pub(crate) fn value(values: &[Value], id: Id) -> &Value {
 
 /// Runs the pickle at the cursor, which then stands behind it.
 pub(crate) fn run(c: &mut Cursor<'_>, persistent: &Persistent<'_>) -> Result<Pickled, Fault> {
-    let mut m =
-        Machine { values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new(), persistent };
+    let (values, stack, marks) = (Vec::new(), Vec::new(), Vec::new());
+    let mut m = Machine { values, stack, marks, memo: HashMap::new(), pairs_left: MAX_VALUES, persistent };
     loop {
         let at = c.at();
         let op = c.u8("pickle")?;
@@ -147,6 +147,8 @@ struct Machine<'a> {
     /// Heights of the stack.
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
+    /// How many pairs of lists may still be copied into dictionaries.
+    pairs_left: usize,
     persistent: &'a Persistent<'a>,
 }
 
@@ -472,6 +474,12 @@ impl Machine<'_> {
 
     fn call(&mut self, class: Id, args: Id) -> Result<(), Fault> {
         let made = classes::call(&self.values, value(&self.values, class), value(&self.values, args))?;
+        // One list may become any number of dictionaries.
+        if let Value::Dict(pairs) = &made {
+            let left = self.pairs_left.checked_sub(pairs.len());
+            self.pairs_left =
+                left.ok_or_else(|| format!("copies more than {MAX_VALUES} pairs into dictionaries"))?;
+        }
         self.push(made)
     }
 

@@ -40,7 +40,11 @@ pub(super) fn listing(file: &SourceFile) -> Result<Listing> {
     let mut c = Cursor::new(&program, program.len() as u64);
     let pickled = pickle::run(&mut c, &Persistent::Storages).map_err(|f| bad(file, f))?;
     let big_endian = match members.get(&format!("{folder}byteorder")) {
-        Some(m) => file.header(m.range(file, "byteorder")?)?.trim_ascii() == b"big",
+        // No more is read than tells `big` from `little`.
+        Some(m) => {
+            let range = m.range(file, "byteorder")?;
+            file.header(range.start..range.end.min(range.start + 8))?.trim_ascii() == b"big"
+        }
         None => false,
     };
 

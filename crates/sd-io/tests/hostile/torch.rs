@@ -130,6 +130,11 @@ fn tensors_that_do_not_fit() {
             one(tensor("0", 5, 0, &[1], &[1])),
             &["storage 0 has 16 bytes, too few for 5 elements of 4"],
         ),
+        (
+            "endless key",
+            one(tensor(&"0".repeat(5000), 4, 0, &[4], &[1])),
+            &["a storage whose key has 5000 bytes, at most 256"],
+        ),
         ("storage size wraps", one(tensor("0", max, 0, &[1], &[1])), &["storage 0 has 16 bytes, too few for"]),
         ("complex", typed("torch ComplexFloatStorage"), &["names torch.ComplexFloatStorage"]),
         ("quantised", typed("torch QInt8Storage"), &["names torch.QInt8Storage"]),
@@ -165,6 +170,9 @@ fn pickles() {
         shared.extend([b"}(X\x01\0\0\0ah", &[i][..], b"X\x01\0\0\0bh", &[i], b"uq", &[i + 1]].concat());
     }
     shared.push(b'.');
+    // A list of 2,048 pairs that becomes 1,100 dictionaries.
+    let pairs = [b"]q\0(".to_vec(), b"NN\x86".repeat(2048), b"e0".to_vec()].concat();
+    let copies = [pairs, b"ccollections\nOrderedDict\nq\x010".to_vec(), b"h\x01h\0\x85R0".repeat(1100)].concat();
     check(vec![
         ("empty pickle", run(b"."), &["pickle"]),
         ("more values than any model", run(&[b'N'; 3_000_000]), &["builds more than 2097152 values"]),
@@ -187,6 +195,7 @@ fn pickles() {
         ("append to a number", run(b"K\x01Na."), &["appends to what is no list"]),
         ("key of a number", run(b"K\x01NNs."), &["sets a key of what is no dictionary"]),
         ("key without value", run(b"}(Nu."), &["a key without a value"]),
+        ("copies of one list", run(&copies), &["copies more than 2097152 pairs into dictionaries"]),
         ("call of a number", run(b"K\x01)R."), &["calls what is no class"]),
         ("foreign object", run(b"K\x01Q."), &["refers to an object outside of the pickle that is no storage"]),
         (
