@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 use crate::request::{MAX_PIXELS, MAX_SIDE};
 use crate::resize::lanczos;
 
+/// The most pixels of a picture that is brought along, or resized: photos are larger than what can be asked for.
+const MOST_PIXELS: u64 = 16 * MAX_PIXELS;
+
 /// A picture that a request brings along.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputImage {
@@ -76,11 +79,9 @@ impl InputMask {
 
 fn check(field: &str, [width, height]: [u32; 2], channels: usize, len: usize) -> Result<()> {
     let pixels = u64::from(width) * u64::from(height);
-    // Photos are larger than any picture that can be asked for.
-    let most = 16 * MAX_PIXELS;
-    if width == 0 || height == 0 || width > 4 * MAX_SIDE || height > 4 * MAX_SIDE || pixels > most {
+    if width == 0 || height == 0 || width > 4 * MAX_SIDE || height > 4 * MAX_SIDE || pixels > MOST_PIXELS {
         return Err(Error::request(format!(
-            "{field}: want sides from 1 to {} and at most {most} pixels, got {width}x{height}",
+            "{field}: want sides from 1 to {} and at most {MOST_PIXELS} pixels, got {width}x{height}",
             4 * MAX_SIDE
         )));
     }
@@ -95,6 +96,11 @@ fn cover(pixels: &[u8], channels: usize, from: [usize; 2], size: [usize; 2]) -> 
     let ([w, h], [width, height]) = (from, size);
     let across = width * h > w * height;
     let (rw, rh) = if across { (width, h * width / w.max(1)) } else { (w * height / h.max(1), height) };
+    // All of a strip, resized, may be any number of times what is kept of it.
+    if rw as u64 * rh as u64 > MOST_PIXELS {
+        let message = format!("a picture of {w}x{h} is too narrow to cover {width}x{height}");
+        return Err(Error::request(message).hint("cut it to the shape of the result"));
+    }
     let all = lanczos(pixels, channels, from, [rw.max(width), rh.max(height)])?;
     let (left, top) = ((rw / 2).saturating_sub(width / 2), (rh / 2).saturating_sub(height / 2));
     let rows = all.chunks_exact(rw.max(width) * channels).skip(top).take(height);
@@ -141,6 +147,16 @@ mod tests {
         let e = InputMask { width: 0, height: 2, values: vec![] }.check("mask").unwrap_err();
         assert!(e.is_request() && e.to_string().starts_with("mask: want sides"), "{e}");
         assert!(InputMask { width: u32::MAX, height: u32::MAX, values: vec![] }.check("mask").is_err());
+    }
+
+    #[test]
+    fn a_strip_is_not_resized_to_a_thousand_times_the_result() {
+        let strip = InputImage { width: 65_536, height: 1, rgb: vec![0; 3 * 65_536] };
+        assert!(strip.check("init_image").is_ok() && strip.covering([16, 16]).is_ok());
+        for size in [[512, 512], [2896, 2896]] {
+            let e = strip.covering(size).unwrap_err();
+            assert!(e.is_request() && e.to_string().starts_with("a picture of 65536x1 is too narrow"), "{e}");
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl SchedulerKind {
     /// The noise levels of a run, falling, the last 0: one more than the steps, but fewer where `beta` would repeat one.
     ///
     /// # Errors
-    /// A schedule that the model has no levels for.
+    /// A schedule that the model has no levels for, or options with which levels are no numbers.
     pub fn sigmas(self, input: &ScheduleInput<'_>) -> Result<Vec<f64>> {
         let ScheduleInput { table, steps, options, .. } = input;
         let (table, n) = (*table, *steps);
@@ -120,6 +120,10 @@ impl SchedulerKind {
                 flows::levels(self, input)
             }
         };
+        if let Some(wrong) = sigmas.iter().find(|s| !s.is_finite()) {
+            let message = format!("extra-sample-args: {self} has a noise level of {wrong} with these options");
+            return Err(Error::request(message));
+        }
         sigmas.push(0.0);
         Ok(sigmas)
     }
@@ -213,6 +217,15 @@ mod tests {
         check(SchedulerKind::Gits, &flow);
         check(SchedulerKind::Ays, &flow);
         check(SchedulerKind::Ays, &table);
+    }
+
+    #[test]
+    fn options_without_levels_are_refused() {
+        let table = SigmaTable::flux(3.0, 1.0);
+        let options = "base_shift=1e6,max_shift=1e6".parse().unwrap();
+        let e =
+            SchedulerKind::Flux.sigmas(&ScheduleInput { options, ..ScheduleInput::new(&table, 4) }).unwrap_err();
+        assert!(e.is_request() && e.to_string().starts_with("extra-sample-args: flux has"), "{e}");
     }
 
     #[test]
