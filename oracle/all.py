@@ -23,6 +23,8 @@ import schedules_sdxl
 import sd1_pictures
 import sd1_pipeline
 import sd2_pipeline
+import sd3
+import sd3_pipeline
 import sdxl_pipeline
 import sdxl_refiner
 import t5_encoder
@@ -35,8 +37,8 @@ import vae
 if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
-        rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, vae,
-        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, flux_pipeline, real_names, lora_kinds, lora_names, scaled,
+        rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, sd3, vae,
+        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, flux_pipeline, sd3_pipeline, real_names, lora_kinds, lora_names, scaled,
     )
     for script in scripts:
         script.main()

@@ -233,6 +233,44 @@ def flux_rows(state, prefix=""):
     return rows
 
 
+SD3_TOP = {
+    "pos_embed.pos_embed": "pos_embed", "pos_embed.proj": "x_embedder.proj", "context_embedder": "context_embedder", "proj_out": "final_layer.linear", "norm_out.linear": "final_layer.adaLN_modulation.1",
+    "time_text_embed.timestep_embedder.linear_1": "t_embedder.mlp.0", "time_text_embed.timestep_embedder.linear_2": "t_embedder.mlp.2",
+    "time_text_embed.text_embedder.linear_1": "y_embedder.mlp.0", "time_text_embed.text_embedder.linear_2": "y_embedder.mlp.2",
+}
+SD3_BLOCK = {
+    "norm1.linear": "x_block.adaLN_modulation.1", "norm1_context.linear": "context_block.adaLN_modulation.1",
+    "attn.norm_q": "x_block.attn.ln_q", "attn.norm_k": "x_block.attn.ln_k", "attn.norm_added_q": "context_block.attn.ln_q", "attn.norm_added_k": "context_block.attn.ln_k",
+    "attn.to_out.0": "x_block.attn.proj", "attn.to_add_out": "context_block.attn.proj",
+    "attn2.norm_q": "x_block.attn2.ln_q", "attn2.norm_k": "x_block.attn2.ln_k", "attn2.to_out.0": "x_block.attn2.proj",
+    "ff.net.0.proj": "x_block.mlp.fc1", "ff.net.2": "x_block.mlp.fc2", "ff_context.net.0.proj": "context_block.mlp.fc1", "ff_context.net.2": "context_block.mlp.fc2",
+}
+# Fused matrices, named by their first part.
+SD3_FUSED = {
+    "attn.to_q": ("x_block.attn.qkv", ["attn.to_q", "attn.to_k", "attn.to_v"]), "attn2.to_q": ("x_block.attn2.qkv", ["attn2.to_q", "attn2.to_k", "attn2.to_v"]),
+    "attn.add_q_proj": ("context_block.attn.qkv", ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"]),
+}
+
+
+def sd3_rows(state, prefix=""):
+    """SD3 in the original (Stability AI) names from diffusers' `SD3Transformer2DModel`. Both have scale and shift in the last context modulation, in another order."""
+    rows, last = [], max(int(name.split(".")[1]) for name in state if name.startswith("transformer_blocks."))
+    for name in state:
+        match = re.match(r"transformer_blocks\.(\d+)\.(.+)\.(weight|bias)$", name)
+        if not match:
+            rows.append((prefix + replace_head(name, SD3_TOP), "swap" if name.startswith("norm_out.") else "same", [name]))
+            continue
+        index, part, leaf = match.groups()
+        block, source = f"{prefix}joint_blocks.{index}.", f"transformer_blocks.{index}."
+        if part in SD3_FUSED:
+            new, parts = SD3_FUSED[part]
+            rows.append((f"{block}{new}.{leaf}", "rows", [f"{source}{p}.{leaf}" for p in parts]))
+        elif not any(part in parts for _, parts in SD3_FUSED.values()):
+            swapped = part == "norm1_context.linear" and int(index) == last
+            rows.append((f"{block}{SD3_BLOCK[part]}.{leaf}", "swap" if swapped else "same", [name]))
+    return rows
+
+
 def vae_rows(state, prefix=""):
     """The autoencoder's attention is stored as 1x1 convolutions."""
     rows = []

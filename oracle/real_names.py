@@ -8,7 +8,7 @@ the folder layout (`unet/`, `vae/`, `text_encoder/`, ...), without the folder.
 
 import diffusers.loaders.single_file_utils as single_file
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel, UNet2DConditionModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, T5Config, T5EncoderModel
 
 import clip_text
@@ -18,6 +18,8 @@ import flux_pipeline
 import names
 import pipeline
 import sd2_pipeline
+import sd3
+import sd3_pipeline
 import sdxl_pipeline
 import sdxl_refiner
 import unet
@@ -38,7 +40,7 @@ TRANSFORMERS = {
     "flux_dev": {}, "flux_schnell": {"guidance": False}, "flux_fill": {"in_channels": 384}, "flux_control": {"in_channels": 128},
 }
 # Parameters in millions as the model cards or the papers' tables give them.
-SIZES = {"sd1": 860, "sd2": 866, "sdxl": 2567, "ssd1b": 1300, "vega": 745, "flux_dev": 11901, "flux_schnell": 11891}
+SIZES = {"sd1": 860, "sd2": 866, "sdxl": 2567, "ssd1b": 1300, "vega": 745, "flux_dev": 11901, "flux_schnell": 11891, "sd35_medium": 2500, "sd35_large": 8100}
 # What published files hold beyond the reference's tensors, none of it used in generation. These come from file listings, not from a reference.
 UNUSED = {
     "sd2": [["cond_stage_model.model.logit_scale", []], ["betas", [1000]], ["alphas_cumprod", [1000]], ["alphas_cumprod_prev", [1000]], ["sqrt_alphas_cumprod", [1000]], ["posterior_variance", [1000]], ["model_ema.decay", []], ["model_ema.num_updates", []]],
@@ -48,6 +50,8 @@ UNUSED = {
 LDM, VAE, FIRST, SECOND = names.UNET_PREFIX, names.VAE_PREFIX, "conditioner.embedders.0.", "conditioner.embedders.1.model."
 SDXL_REST = [[VAE, "vae_sd"], [FIRST + "transformer.", "clip_l"], [SECOND, "open_clip_bigg"]]
 FLUX_REST = [["vae.", "vae_flux"], ["text_encoders.clip_l.transformer.", "clip_l"], ["text_encoders.t5xxl.transformer.", "t5xxl"]]
+
+SD3_REST = [[VAE, "vae_flux"], [FLUX_REST[1][0], "clip_l"], ["text_encoders.clip_g.transformer.", "clip_g"], FLUX_REST[2]]
 
 
 def meta(make):
@@ -89,6 +93,13 @@ def flux_set(**options):
     return rows_with_shapes(rows, state), count(state)
 
 
+def sd3_set(options):
+    model = meta(lambda: SD3Transformer2DModel(**sd3.config(**options)))
+    state, rows = dict(model.state_dict()), names.sd3_rows(model.state_dict())
+    agree(single_file.convert_sd3_transformer_checkpoint_to_diffusers(names.assemble(rows, state)), state)
+    return rows_with_shapes(rows, state), count(state)
+
+
 def clip_model(width, layers, heads, act):
     config = CLIPTextConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers, num_attention_heads=heads, hidden_act=act, projection_dim=width, bos_token_id=0, eos_token_id=1)
     model = meta(lambda: CLIPTextModelWithProjection(config))
@@ -100,6 +111,11 @@ def open_clip_set(width, layers, heads):
     rows = names.open_clip_rows(state)
     agree(single_file.convert_open_clip_checkpoint(model, {SECOND + name: value for name, value in names.assemble(rows, state).items()}, prefix=SECOND), state)
     return rows_with_shapes(rows, state)
+
+
+def clip_g_set():
+    """bigG in the names of the reference, as files of SD3 have it."""
+    return rows_with_shapes(*same(clip_model(1280, 32, 20, "gelu")[1]))
 
 
 def clip_l_set():
@@ -120,7 +136,7 @@ def count(state):
 def real():
     sets = {
         "vae_sd": vae_set(vae.config((128, 256, 512, 512))), "vae_flux": vae_set(vae.flux_config((128, 256, 512, 512))),
-        "clip_l": clip_l_set(), "open_clip_h": open_clip_set(1024, 24, 16), "open_clip_bigg": open_clip_set(1280, 32, 20), "t5xxl": t5_set(),
+        "clip_l": clip_l_set(), "open_clip_h": open_clip_set(1024, 24, 16), "open_clip_bigg": open_clip_set(1280, 32, 20), "clip_g": clip_g_set(), "t5xxl": t5_set(),
     }
     assert len(sets["t5xxl"]) == 219
     for name, config in UNETS.items():
@@ -131,13 +147,18 @@ def real():
         sets[name], size = flux_set(**options)
         print(f"{name}: {len(sets[name])} tensors, {size:.1f} million")
         assert abs(size / SIZES.get(name, size) - 1) < 0.001
+    for name, options in sd3.REAL.items():
+        sets[name], size = sd3_set(options)
+        print(f"{name}: {len(sets[name])} tensors, {size:.1f} million")
+        assert abs(size / SIZES.get(name, size) - 1) < 0.03
     checkpoints = {"sd1": [[LDM, "unet_sd1"], [VAE, "vae_sd"], [names.TEXT_PREFIX, "clip_l"]]}
     checkpoints |= {name: [[LDM, f"unet_{name}"], [VAE, "vae_sd"], ["cond_stage_model.model.", "open_clip_h"]] for name in ("sd2", "sd2_inpaint")}
     checkpoints |= {name: [[LDM, f"unet_{name}"], *SDXL_REST] for name in ("sdxl", "sdxl_inpaint", "ssd1b", "vega")}
     checkpoints["sdxl_refiner"] = [[LDM, "unet_sdxl_refiner"], [VAE, "vae_sd"], [FIRST + "model.", "open_clip_bigg"]]
     checkpoints |= {name: [["", name]] for name in TRANSFORMERS}
     checkpoints |= {f"{name}_all_in_one": [[LDM, name], *FLUX_REST] for name in TRANSFORMERS}
-    checkpoints |= {name: [["", name]] for name in ("vae_flux", "clip_l", "t5xxl")}
+    checkpoints |= {name: [["", name]] for name in sd3.REAL} | {f"{name}_all_in_one": [[LDM, name], *SD3_REST] for name in sd3.REAL}
+    checkpoints |= {name: [["", name]] for name in ("vae_flux", "clip_l", "clip_g", "t5xxl")}
     pipeline.save_names("real_names", {
         "source": f"{flux.VERSION}, transformers {fixture.version('transformers')}, meta device", "script": "oracle/real_names.py",
         "notes": "rows: [name in file, shape, operation, [[reference name, shape], ...]]; checkpoints: [[prefix, set], ...]; SD2 folders hold 23 of open_clip_h's 24 layers and no text_projection; unused: seen in published files, from listings, not from a reference",
@@ -169,12 +190,22 @@ def tiny():
     add("flux_vae", "vae.", names.vae_rows(vae_model.state_dict()), vae_model.state_dict(), table)
     add("flux_clip", "text_encoder.", *same(clip.state_dict(), "text_model."), table)
     add("flux_t5", "text_encoder_2.", *same(dict(t5.named_parameters())), table)
+    for name in sd3_pipeline.TRANSFORMERS:
+        first, second, t5, transformer, vae_model, table, _ = sd3_pipeline.build(name)
+        add(f"sd3_{name}", "transformer.", names.sd3_rows(transformer.state_dict()), transformer.state_dict(), table)
+        add("sd3_vae", "vae.", names.vae_rows(vae_model.state_dict()), vae_model.state_dict(), table)
+        add("sd3_clip_l", "text_encoder.", *same(first.state_dict(), "text_model."), table)
+        add("sd3_clip_g", "text_encoder_2.", *same(second.state_dict()), table)
+        if t5:
+            add("sd3_t5", "text_encoder_3.", *same(dict(t5.named_parameters())), table)
     rest = [["vae.", "flux_vae"], ["text_encoders.clip_l.transformer.", "flux_clip"], ["text_encoders.t5xxl.transformer.", "flux_t5"]]
     checkpoints = {
         "sd2_pipeline": [[LDM, "sd2_unet"], [VAE, "sd_vae"], ["cond_stage_model.model.", "sd2_text"]],
         "sdxl_refiner_pipeline": [[LDM, "sdxl_refiner_unet"], [VAE, "sd_vae"], ["conditioner.embedders.0.model.", "sdxl_text_2"]],
         "sdxl_pipeline": [[LDM, "sdxl_unet"], [VAE, "sd_vae"], [FIRST + "transformer.", "sdxl_text_1"], [SECOND, "sdxl_text_2"]],
     } | {f"flux_{name}_pipeline": [[LDM, f"flux_{name}"], *rest] for name in flux_pipeline.TRANSFORMERS}
+    sd3_rest = [[VAE, "sd3_vae"], ["text_encoders.clip_l.transformer.", "sd3_clip_l"], ["text_encoders.clip_g.transformer.", "sd3_clip_g"], ["text_encoders.t5xxl.transformer.", "sd3_t5"]]
+    checkpoints |= {"sd3_medium_pipeline": [[LDM, "sd3_medium"], *sd3_rest], "sd3_no_t5_pipeline": [[LDM, "sd3_no_t5"], *sd3_rest[:3]]}
     pipeline.save_names("pipeline_names", {
         "source": f"{flux.VERSION}", "script": "oracle/real_names.py", "notes": "as real_names; a Flux set alone, without prefix, is the separate file of that component", "checkpoints": checkpoints, "sets": sets,
     })

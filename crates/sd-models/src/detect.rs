@@ -36,7 +36,7 @@ const NETWORKS: &[(&str, Found)] = &[
     ("text_fusion.projector.weight", Known("Krea 2")),
     ("nerf_final_layer_conv.", Known("Chroma Radiance")),
     ("distilled_guidance_layer.", Known("Chroma")),
-    ("joint_blocks.", Known("SD 3")),
+    ("joint_blocks.", Decide(sd3)),
     ("x_embedder.proj1.weight", Known("HiDream-O1")),
     ("img_embedder.proj1.weight", Known("MiniT2I")),
     ("transformer_blocks.0.img_mlp.w1.weight", Known("Lens")),
@@ -56,7 +56,7 @@ const NETWORKS: &[(&str, Found)] = &[
     ("double_stream_modulation_img.lin.weight", Known("FLUX.2")),
     ("double_blocks.", Decide(flux)),
     ("single_transformer_blocks.", Decide(flux)),
-    ("transformer_blocks.0.attn.add_q_proj.", Known("SD 3")),
+    ("transformer_blocks.0.attn.add_q_proj.", Decide(sd3)),
     ("embedder.model.visual.", Known("SD 2 unCLIP")),
     ("input_blocks.", Decide(unet)),
     ("down_blocks.0.resnets.0.time_emb_proj.", Decide(unet)),
@@ -137,6 +137,12 @@ const WITNESSES: &[&str] = &[
     "final_layer.linear.weight",
     "guidance_in.in_layer.weight",
     "time_text_embed.guidance_embedder.linear_1.weight",
+    "joint_blocks.0.x_block.attn.qkv.weight",
+    "joint_blocks.0.x_block.attn.ln_q.weight",
+    "joint_blocks.0.x_block.attn2.qkv.weight",
+    "pos_embed.proj.weight",
+    "transformer_blocks.0.attn.norm_q.weight",
+    "transformer_blocks.0.attn2.norm_q.weight",
 ];
 
 /// The tensors that [`detect`] goes by, each with its shape.
@@ -199,6 +205,21 @@ fn flux(names: &Names<'_>) -> Kind {
     })
 }
 
+/// SD 3 and 3.5. Every size of 3.5 norms queries and keys; medium also attends to the picture alone.
+fn sd3(names: &Names<'_>) -> Kind {
+    let has = |original: &str, diffusers: &str| names.has(original) || names.has(diffusers);
+    if !has("x_embedder.proj.", "pos_embed.proj.") {
+        return Kind::Known("a transformer of SD 3's kind without its table of positions");
+    }
+    Kind::Runs(if has("x_block.attn2.", "transformer_blocks.0.attn2.") {
+        Family::Sd35Medium
+    } else if has("x_block.attn.ln_q.", "attn.norm_q.") {
+        Family::Sd35Large
+    } else {
+        Family::Sd3
+    })
+}
+
 /// Whether the key stands at the start of `name` or after a dot.
 fn at_component(name: &str, key: &str) -> bool {
     name.match_indices(key).any(|(i, _)| i == 0 || name.get(..i).is_some_and(|before| before.ends_with('.')))
@@ -234,7 +255,6 @@ mod tests {
     #[test]
     fn families_are_told_apart_by_names() {
         let one = |n: &str| kind(&[(n, &[4, 4])]);
-        assert_eq!(one(&format!("{D}joint_blocks.0.x_block.mlp.fc1.weight")), Kind::Known("SD 3"));
         assert_eq!(one("blocks.0.cross_attn.norm_k.weight"), Kind::Known("Wan"));
         assert_eq!(one(&format!("{D}transformer_blocks.0.img_mod.1.weight")), Kind::Known("Qwen-Image"));
         assert!(matches!(one("lora_unet_down_blocks_0.alpha"), Kind::NotAModel("a LoRA", _)));
@@ -309,6 +329,26 @@ mod tests {
             assert_eq!(net(16, &[first, vector, guidance, out]), Kind::Known("Flex.2"));
             assert!(matches!(net(4, &[first, guidance, out]), Kind::Known(name) if name.contains("LongCat")));
         }
+    }
+
+    #[test]
+    fn variants_of_sd3_are_told_apart_by_their_attentions() {
+        let original = ["x_embedder.proj", "joint_blocks.0.x_block.attn.qkv", "attn.ln_q", "attn2.qkv"];
+        let diffusers = ["pos_embed.proj", "transformer_blocks.0.attn.add_q_proj", "attn.norm_q", "attn2.to_q"];
+        for (prefix, block, names) in [
+            (D, "joint_blocks.0.x_block.", original),
+            ("", "transformer_blocks.0.", diffusers),
+            ("transformer.", "transformer_blocks.0.", diffusers),
+        ] {
+            let [first, attention, norm, second] = names;
+            let list =
+                [first.to_owned(), attention.to_owned(), format!("{block}{norm}"), format!("{block}{second}")]
+                    .map(|n| format!("{prefix}{n}.weight"));
+            let kind = |n: usize| kind(&list[..n].iter().map(|n| (n.as_str(), &[4, 4][..])).collect::<Vec<_>>());
+            assert_eq!([2, 3, 4].map(kind), [Family::Sd3, Family::Sd35Large, Family::Sd35Medium].map(Kind::Runs));
+        }
+        let other = kind(&[("transformer_blocks.0.attn.add_q_proj.weight", &[4, 4])]);
+        assert!(matches!(other, Kind::Known(name) if name.contains("without its table")), "{other:?}");
     }
 
     #[test]

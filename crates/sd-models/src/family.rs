@@ -5,9 +5,9 @@ use std::str::FromStr;
 
 use sd_core::{Error, Result, Scope, Tensor};
 
-use crate::conditioning::{ClipRecipe, Pooled, States, T5Recipe, TextRecipe, Vector};
+use crate::conditioning::{ClipRecipe, Pooled, States, T5Recipe, TextRecipe, Vector, Zeros};
 use crate::diffusion::unet::{self, Heads};
-use crate::diffusion::{Network, flux};
+use crate::diffusion::{Network, flux, mmdit};
 use crate::names::Part;
 use crate::text::clip::Activation;
 use crate::text::tokenizer::ClipTokenizer;
@@ -31,6 +31,12 @@ pub enum Family {
     FluxFill,
     /// FLUX.1 Depth and Canny.
     FluxControl,
+    /// Stable Diffusion 3 medium.
+    Sd3,
+    /// Stable Diffusion 3.5 medium.
+    Sd35Medium,
+    /// Stable Diffusion 3.5 large, and its turbo, which differs in its weights only.
+    Sd35Large,
 }
 
 /// What the files of a family do not say themselves.
@@ -170,6 +176,43 @@ const FLUX_FILL: Recipe =
 const FLUX_CONTROL: Recipe =
     Recipe { name: "FLUX.1 Depth/Canny", defaults: Defaults { guidance: 10.0, ..FLUX.defaults }, ..FLUX };
 
+/// What stands for the text encoders of SD 3 has the widths of the published ones. Defaults are those of diffusers'
+/// pipeline; those of 3.5 are the model cards'.
+const SD3: Recipe = Recipe {
+    name: "SD 3",
+    network: |w| boxed(mmdit::Config::detect(w)),
+    encoders: &[
+        TextRecipe::Clip(ClipRecipe {
+            states: States::Raw,
+            pooled: Pooled::Normed,
+            absent: Some(Zeros { width: 768, pooled: 768 }),
+            ..CLIP_L
+        }),
+        TextRecipe::Clip(ClipRecipe { absent: Some(Zeros { width: 1280, pooled: 1280 }), ..CLIP_G }),
+        TextRecipe::T5(T5Recipe { tokens: 256, absent: Some(Zeros { width: 4096, pooled: 0 }) }),
+    ],
+    vector: Vector::Pooled,
+    zero_negative: false,
+    latent: [1.5305, 0.0609],
+    flow: Some((Shift::Constant(3.0), 1000.0)),
+    prediction: Some(Prediction::Flow),
+    defaults: Defaults {
+        size: [1024, 1024],
+        steps: 28,
+        cfg: 7.0,
+        guidance: 3.5,
+        sampler: "euler",
+        schedule: "discrete",
+        clip_skip: 2,
+    },
+    size_of_v: [1024, 1024],
+};
+
+const SD35_MEDIUM: Recipe =
+    Recipe { name: "SD 3.5 medium", defaults: Defaults { steps: 40, cfg: 4.5, ..SD3.defaults }, ..SD3 };
+
+const SD35_LARGE: Recipe = Recipe { name: "SD 3.5 large", defaults: Defaults { cfg: 3.5, ..SD3.defaults }, ..SD3 };
+
 const fn flux_encoders(tokens: usize) -> [TextRecipe; 2] {
     let clip = ClipRecipe { states: States::None, pooled: Pooled::Normed, ..CLIP_L };
     [TextRecipe::Clip(clip), TextRecipe::T5(T5Recipe { tokens, absent: None })]
@@ -190,6 +233,9 @@ impl Family {
             Family::FluxSchnell => &FLUX_SCHNELL,
             Family::FluxFill => &FLUX_FILL,
             Family::FluxControl => &FLUX_CONTROL,
+            Family::Sd3 => &SD3,
+            Family::Sd35Medium => &SD35_MEDIUM,
+            Family::Sd35Large => &SD35_LARGE,
         }
     }
 
@@ -316,7 +362,7 @@ impl VaeFormat {
     pub(crate) fn latent(self) -> [f32; 2] {
         match self {
             VaeFormat::Flux => FLUX.latent,
-            VaeFormat::Sd3 => [1.5305, 0.0609],
+            VaeFormat::Sd3 => SD3.latent,
         }
     }
 }

@@ -23,15 +23,18 @@ const CHECKPOINTS: &[(&str, &str)] = &[
     ("flux_control", "flux_control"),
     ("flux_all_in_one", "flux_dev_all_in_one"),
     ("flux_vae", "vae_flux"),
+    ("sd3", "sd3"),
+    ("sd35_medium", "sd35_medium"),
+    ("sd35_large", "sd35_large"),
+    ("sd3_all_in_one", "sd3_all_in_one"),
     ("t5xxl", "t5xxl"),
     ("clip_l", "clip_l"),
+    ("clip_g", "clip_g"),
 ];
-/// OpenCLIP's bigG in a file of its own, which has the names of the reference, not those of SDXL's checkpoint.
-const CLIP_G: (&str, &str) = ("clip_g", "open_clip_bigg");
 
 /// The models that [`tensors`] knows.
 pub fn models() -> impl Iterator<Item = &'static str> {
-    CHECKPOINTS.iter().chain([&CLIP_G]).map(|row| row.0)
+    CHECKPOINTS.iter().map(|row| row.0)
 }
 
 /// The tensors of `model`, one of [`models()`], in the order of the modules.
@@ -42,12 +45,6 @@ pub fn tensors(model: &str) -> Result<Vec<Spec>> {
     let all: Value = serde_json::from_reader(flate2::read::GzDecoder::new(REAL_NAMES))?;
     let rows = |set: &str| all["sets"][set].as_array().with_context(|| format!("no set {set}"));
     let mut out = Vec::new();
-    if model == CLIP_G.0 {
-        for source in rows(CLIP_G.1)?.iter().flat_map(|row| row[3].as_array()).flatten() {
-            out.push(spec("", source)?);
-        }
-        return Ok(out);
-    }
     let Some((_, checkpoint)) = CHECKPOINTS.iter().find(|(name, _)| *name == model) else {
         bail!("no model {model:?}; there are {}", models().collect::<Vec<_>>().join(", "));
     };
@@ -75,7 +72,11 @@ fn fill(name: &str, shape: &[usize]) -> Fill {
     match shape {
         [_] if name.ends_with("bias") => Fill::Around(0.0),
         [_] => Fill::Around(1.0),
-        _ if name.contains("embedding") || name == "shared.weight" || name.contains("relative_attention_bias") => {
+        _ if name.contains("embedding")
+            || name == "pos_embed"
+            || name == "shared.weight"
+            || name.contains("relative_attention_bias") =>
+        {
             Fill::Around(0.0)
         }
         // T5 does not divide by the root of the head's 64 channels; its queries are smaller from the start.
@@ -101,6 +102,7 @@ mod tests {
             ("sdxl", unet, 1680, 2_567_463_684),
             ("sdxl", "conditioner.embedders.1.model.", 389, 694_659_840),
             ("flux", "", 780, 11_901_408_320),
+            ("sd3", "", 491, 2_084_951_104),
             ("clip_g", "", 517, 694_659_840),
             ("t5xxl", "", 219, 4_762_310_656),
         ] {

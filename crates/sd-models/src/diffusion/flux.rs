@@ -8,7 +8,7 @@
 use sd_core::{AttentionOptions, DType, Error, Graph, Result, RopeLayout, Scope, Tensor, Var, scope::Norm};
 
 use super::patches::{PATCH, pack, positions, unpack};
-use super::{Evaluation, Facts, Given, Network, rope};
+use super::{Evaluation, Facts, Given, Network, may_skip, rope};
 use crate::family::Joined;
 
 /// Of every norm.
@@ -184,13 +184,7 @@ pub struct Inputs {
 /// # Errors
 /// A skipped block does not exist, guidance is given or missing where it should not be, or weights do not fit.
 pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, skip: &[usize]) -> Result<Var> {
-    let total = cfg.blocks[0].saturating_add(cfg.blocks[1]);
-    if let Some(i) = skip.iter().find(|&&i| i >= total) {
-        return Err(Error::request(format!(
-            "block {i} cannot be skipped, the last one is {}",
-            total.saturating_sub(1)
-        )));
-    }
+    may_skip(skip, cfg.blocks[0].saturating_add(cfg.blocks[1]))?;
     let vec = embed(g, w, cfg, inputs)?; // [b, 1, c]
     let cond = Cond { vec, rope: inputs.rope };
     g.keep(&[vec, inputs.rope[0], inputs.rope[1]]);

@@ -1,6 +1,7 @@
 //! The networks that predict noise.
 
 pub mod flux;
+pub mod mmdit;
 pub mod patches;
 mod rope;
 mod tile;
@@ -8,7 +9,7 @@ pub mod unet;
 
 use std::fmt::Debug;
 
-use sd_core::{DType, Graph, Result, Scope, Tensor, Var};
+use sd_core::{DType, Error, Graph, Result, Scope, Tensor, Var};
 
 use self::patches::ReferencePlan;
 use crate::family::Joined;
@@ -93,6 +94,13 @@ impl Given {
             references: e.references.iter().enumerate().map(reference).collect::<Result<_>>()?,
         })
     }
+}
+
+/// An error if a block to be left out is none of `blocks`.
+fn may_skip(skip: &[usize], blocks: usize) -> Result<()> {
+    let last = blocks.saturating_sub(1);
+    let beyond = skip.iter().find(|&&i| i >= blocks);
+    beyond.map_or(Ok(()), |i| Err(Error::request(format!("block {i} cannot be skipped, the last one is {last}"))))
 }
 
 /// A diffusion network with its sizes.

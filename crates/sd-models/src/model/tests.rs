@@ -512,6 +512,9 @@ fn at_real_size_every_tensor_is_used_and_none_is_missing() {
         ("flux_schnell_all_in_one", Family::FluxSchnell),
         ("flux_fill_all_in_one", Family::FluxFill),
         ("flux_control_all_in_one", Family::FluxControl),
+        ("sd3_all_in_one", Family::Sd3),
+        ("sd35_medium_all_in_one", Family::Sd35Medium),
+        ("sd35_large_all_in_one", Family::Sd35Large),
     ] {
         let (sets, unused) = real_checkpoint(name);
         let single = sets.iter().flat_map(|(prefix, set)| {
@@ -524,6 +527,9 @@ fn at_real_size_every_tensor_is_used_and_none_is_missing() {
         let components: &[&str] = match family {
             Family::SdxlRefiner => &["unet", "vae", "text_encoder_2"],
             _ if name.starts_with("flux") => &["transformer", "vae", "text_encoder", "text_encoder_2"],
+            _ if name.starts_with("sd3") => {
+                &["transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3"]
+            }
             _ => &["unet", "vae", "text_encoder", "text_encoder_2"],
         };
         for ((_, set), component) in sets.iter().zip(components) {
@@ -580,6 +586,34 @@ fn flux_is_opened_from_files_of_its_parts() {
     let parts = files.iter().cloned().collect();
     let sd3 = Model::open(&Files { parts, vae_format: Some("sd3".parse().unwrap()), ..Files::default() }).unwrap();
     assert_eq!((sd3.info().latent.scale, sd3.info().latent.shift), (1.5305, 0.0609));
+}
+
+/// Zeros stand for the text encoders of SD 3 that no file has, but not for all of them.
+#[test]
+fn sd3_is_opened_with_any_of_its_text_encoders() {
+    let dir = Folder::new();
+    let (sets, _) = real_checkpoint("sd3_all_in_one");
+    let files: Vec<(Part, Arc<Checkpoint>)> =
+        [Part::Diffusion, Part::Autoencoder, Part::ClipL, Part::ClipG, Part::T5]
+            .into_iter()
+            .zip(&sets)
+            .map(|(part, (_, set))| {
+                let path = dir.join(&format!("{part:?}.safetensors"));
+                hollow(&path, &set.iter().map(|row| (row.0.clone(), row.1.clone())).collect::<Vec<_>>());
+                (part, Arc::new(Checkpoint::open(&path).unwrap()))
+            })
+            .collect();
+    for encoders in [&[Part::ClipL][..], &[Part::ClipG], &[Part::T5], &[Part::ClipL, Part::ClipG], &[]] {
+        let wanted = |p: &Part| [Part::Diffusion, Part::Autoencoder].contains(p) || encoders.contains(p);
+        let parts = files.iter().filter(|(part, _)| wanted(part)).cloned().collect();
+        match Model::open(&Files { parts, ..Files::default() }) {
+            Ok(model) => {
+                assert_eq!((model.dry_run().unwrap().unused.len(), model.info().tokens), (0, 77 + 256));
+                assert!(!encoders.is_empty());
+            }
+            Err(e) => assert!(encoders.is_empty() && e.to_string().contains("--clip_l"), "{encoders:?}: {e}"),
+        }
+    }
 }
 
 #[test]

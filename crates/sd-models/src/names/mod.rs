@@ -4,6 +4,7 @@
 mod diffusers;
 mod flux;
 mod ignored;
+mod mmdit;
 mod open_clip;
 mod t5;
 
@@ -133,6 +134,10 @@ impl Part {
                 "vector_in",
                 "guidance_in",
                 "final_layer",
+                "joint_blocks",
+                "pos_embed",
+                "t_embedder",
+                "y_embedder",
                 "transformer_blocks",
                 "single_transformer_blocks",
                 "x_embedder",
@@ -244,7 +249,10 @@ impl Spelling {
     /// The spelling of `part` in a file whose names of it, without `prefix`, are `names`.
     pub(crate) fn detect(part: Part, prefix: &'static str, names: &[&str]) -> Spelling {
         let rows = match part {
-            Part::Diffusion => [flux::transformer(names), diffusers::unet(names)].into_iter().flatten().collect(),
+            Part::Diffusion => {
+                let tables = [flux::transformer, mmdit::transformer, diffusers::unet];
+                tables.iter().flat_map(|table| table(names)).collect()
+            }
             Part::Autoencoder => diffusers::autoencoder(names),
             Part::ClipL | Part::ClipG => open_clip::encoder(names).unwrap_or_else(|| diffusers::text(names)),
             Part::T5 => t5::encoder(names),

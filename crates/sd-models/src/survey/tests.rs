@@ -112,6 +112,6 @@ fn what_is_no_model() {
     let lora = one("lora_unet_down_blocks_0.lora_up.weight");
     assert!(matches!(lora.kind, FileKind::Other("a LoRA", _)), "{lora:?}");
     assert_eq!(lora.evidence, ["lora_unet_down_blocks_0.lora_up.weight [4, 4]"]);
-    assert_eq!(one("joint_blocks.0.x_block.mlp.fc1.weight").kind, FileKind::Unsupported("SD 3"));
+    assert_eq!(one("time_mixer.mix_factor").kind, FileKind::Unsupported("Stable Video Diffusion"));
     assert_eq!((one("heron.weight").kind, one("heron.weight").evidence.len()), (FileKind::Unknown, 0));
 }
