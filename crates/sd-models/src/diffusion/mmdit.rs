@@ -93,7 +93,9 @@ impl Network for Config {
 
     fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
         if e.circular != [false; 2] {
-            return Err(Error::request("circular: SD 3 has learned where a picture ends, so none can repeat"));
+            return Err(Error::unsupported(
+                "circular: the positions of SD 3 belong to places in a picture, which cannot repeat",
+            ));
         }
         let inputs = Inputs {
             x: given.x,
