@@ -106,7 +106,11 @@ impl Conversion {
                     "{name}: {} values with a scale, {scale}, cannot be converted to {dtype}",
                     meta.dtype
                 ))
-                .hint("leave out --type"));
+                .hint(if narrow {
+                    "write a .safetensors file, or add --convert-name"
+                } else {
+                    "leave out --type"
+                }));
             }
             let spec = TensorSpec { name: name.to_owned(), dtype, shape: meta.shape };
             let bytes = spec.bytes()?;
@@ -127,8 +131,8 @@ fn bytes_of(meta: &TensorMeta) -> u64 {
 /// The tensor that scales the values of `name`, if there is one.
 fn scale_of(name: &str, bundle: &Bundle) -> Option<String> {
     let stem = name.strip_suffix(".weight").unwrap_or(name);
-    let names =
-        [".scale_weight", ".weight_scale", ".weight.scale", ".comfy_quant"].map(|end| format!("{stem}{end}"));
+    let names = [".scale_weight", ".weight_scale", ".weight_scale_inv", ".weight.scale", ".comfy_quant"]
+        .map(|end| format!("{stem}{end}"));
     names.into_iter().find(|n| bundle.meta(n).is_some())
 }
 
