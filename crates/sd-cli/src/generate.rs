@@ -67,6 +67,13 @@ fn open(args: &Args) -> Result<Engine> {
     if let Some(path) = &context.refiner {
         builder = builder.refiner(path);
     }
+    if !context.lora_model_dir.as_os_str().is_empty() {
+        builder = builder.lora_folder(&context.lora_model_dir).any_lora_path(true);
+    }
+    if let Some(path) = &context.embd_dir {
+        builder = builder.embedding_folder(path);
+    }
+    builder = builder.lora_mode(context.lora_apply_mode);
     if let Some(dtype) = context.weight_type {
         builder = builder.weight_type(dtype);
     }

@@ -66,6 +66,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         circular_x: pictures.circular || pictures.circularx,
         circular_y: pictures.circular || pictures.circulary,
         refiner_switch: steps.refiner_switch,
+        loras: Vec::new(),
     })
 }
 

@@ -77,7 +77,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["--vae-format", "sd9"], &["--vae-format", "flux", "sd3"]),
     (&["--ref-image-args", "ref_index_mode=up"], &["--ref-image-args", "up", "increase"]),
     (&["--refiner", "none.safetensors"], &["refiner", "none.safetensors"]),
-    (&["--lora-model-dir=x"], &["--lora-model-dir is not supported yet"]),
+    (&["--hires-upscalers-dir=x"], &["--hires-upscalers-dir is not supported yet"]),
 ];
 
 #[test]

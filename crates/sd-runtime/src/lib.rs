@@ -33,7 +33,7 @@ mod schedule;
 mod testing;
 
 pub use convert::{Choice, Conversion, Converted, TypeRules};
-pub use engine::{Engine, EngineBuilder, ModelInfo};
+pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo};
 pub use files::ModelFiles;
 pub use guidance::{
     Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings,
@@ -42,7 +42,7 @@ pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner};
 pub use request::{
-    Defaults, GeneratedImage, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
+    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
     ReferenceIndex, SkipLayers,
 };
 pub use rng::{Rng, RngKind};

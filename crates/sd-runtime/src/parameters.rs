@@ -5,7 +5,7 @@ use std::fmt::Write;
 use sd_core::Result;
 use serde::{Deserialize, Serialize};
 
-use crate::request::{ReferenceIndex, SkipLayers};
+use crate::request::{LoraChoice, ReferenceIndex, SkipLayers};
 use crate::rng::RngKind;
 use crate::sampler::{SampleOptions, SamplerKind};
 use crate::schedule::{SchedulerKind, TIMESTEPS};
@@ -73,6 +73,8 @@ pub struct Parameters {
     pub refiner: Option<Refiner>,
     /// Fine tuning of sampler, schedule and guidance, as the request spells it.
     pub extra_sample_args: String,
+    /// LoRAs that the request named beside the prompt.
+    pub loras: Vec<LoraChoice>,
 }
 
 /// A refiner and when it took over.
@@ -104,9 +106,10 @@ impl Parameters {
     }
 
     /// The text as A1111's web UI writes and reads it: prompt, negative prompt, then one line of `Name: value`
-    /// pairs with the names that program uses.
+    /// pairs with the names that program uses. LoRAs are tags in the prompt.
     pub fn to_text(&self) -> String {
         let mut text = self.prompt.clone();
+        self.loras.iter().for_each(|lora| text.push_str(&lora.to_string()));
         if !self.negative_prompt.is_empty() {
             let _ = write!(text, "\nNegative prompt: {}", self.negative_prompt);
         }
@@ -229,7 +232,16 @@ mod tests {
             circular_y: false,
             refiner: None,
             extra_sample_args: String::new(),
+            loras: Vec::new(),
         }
+    }
+
+    #[test]
+    fn loras_are_tags() {
+        let lora = |name: &str, strength, high_noise| LoraChoice { name: name.into(), strength, high_noise };
+        let loras = vec![lora("a/b", 0.5, false), lora("c", -1.0, true)];
+        let text = Parameters { prompt: "<lora:x:1> cat".into(), loras, ..parameters() }.to_text();
+        assert!(text.starts_with("<lora:x:1> cat<lora:a/b:0.5><lora:|high_noise|c:-1>\nSteps: "), "{text}");
     }
 
     #[test]

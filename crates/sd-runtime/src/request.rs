@@ -1,5 +1,7 @@
 //! What a caller asks for, and what comes back.
 
+use std::fmt;
+
 use sd_models::ReferencePlan;
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +96,34 @@ pub struct ImageRequest {
     /// The share of the noise's timesteps after which the refiner takes over, if the engine has one. Default 0.8; 1
     /// leaves it out.
     pub refiner_switch: Option<f32>,
+    /// Adapters beside those that the prompt's `<lora:name:strength>` name.
+    pub loras: Vec<LoraChoice>,
+}
+
+/// An adapter file and how strongly it is applied.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraChoice {
+    /// A file below the folder of LoRAs, with or without its extension.
+    pub name: String,
+    /// What its changes are multiplied by; any number. Default 1.
+    pub strength: f32,
+    /// Whether it is for the network of high noise levels only.
+    pub high_noise: bool,
+}
+
+impl Default for LoraChoice {
+    fn default() -> LoraChoice {
+        LoraChoice { name: String::new(), strength: 1.0, high_noise: false }
+    }
+}
+
+/// As a tag in a prompt.
+impl fmt::Display for LoraChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let high_noise = if self.high_noise { "|high_noise|" } else { "" };
+        write!(f, "<lora:{high_noise}{}:{}>", self.name, self.strength)
+    }
 }
 
 /// Skip-layer guidance: `scale * (prediction - prediction without layers)` is added in a part of the steps.

@@ -2,11 +2,12 @@
 
 use sd_core::{Error, Result};
 use sd_models::Joined;
+use sd_models::adapter::tags::{self, Tag, Tagged};
 
 use crate::generate::{Facts, Levels};
 use crate::parameters::{Parameters, Refiner};
 use crate::request::{
-    Defaults, ImageRequest, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
+    Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
 };
 use crate::sampler::SampleOptions;
 use crate::schedule::SchedulerKind;
@@ -28,6 +29,10 @@ pub(crate) struct Resolved {
     pub(crate) first: Parameters,
     pub(crate) batch_count: u32,
     pub(crate) warnings: Vec<String>,
+    /// The prompt without tags.
+    pub(crate) prompt: String,
+    /// What its tags and the request's own list name.
+    pub(crate) loras: Vec<LoraChoice>,
 }
 
 /// What a request is resolved against.
@@ -38,6 +43,8 @@ pub(crate) struct Given<'a> {
     pub(crate) facts: &'a Facts,
     /// The refiner's name, if there is one.
     pub(crate) refiner: Option<&'a str>,
+    /// Whether there is a folder of LoRAs, so that tags are read.
+    pub(crate) tags: bool,
     /// What a negative seed becomes.
     pub(crate) random_seed: i64,
 }
@@ -53,6 +60,7 @@ impl ImageRequest {
                 return Err(Error::request(format!("{field}: want at most {MAX_PROMPT} bytes, got {len}")));
             }
         }
+        let (prompt, loras) = self.tagged(given.tags, &mut warnings)?;
         self.check_pictures(facts)?;
         let [width, height] = self.size(defaults)?;
         let steps = within("steps", self.steps.unwrap_or(defaults.steps), 1, MAX_STEPS)?;
@@ -128,8 +136,26 @@ impl ImageRequest {
             circular_y: self.circular_y,
             refiner: self.refiner(given, &mut warnings)?,
             extra_sample_args: self.extra_sample_args.clone(),
+            loras: self.loras.clone(),
         };
-        Ok(Resolved { first, batch_count, warnings })
+        Ok(Resolved { first, batch_count, warnings, prompt, loras })
+    }
+
+    /// The prompt without its tags, and the LoRAs that are asked for.
+    fn tagged(&self, reads: bool, warnings: &mut Vec<String>) -> Result<(String, Vec<LoraChoice>)> {
+        if let Some(LoraChoice { name, strength, .. }) = self.loras.iter().find(|l| !l.strength.is_finite()) {
+            return Err(Error::request(format!("loras: the strength of {name} is {strength}, want a number")));
+        }
+        let Tagged { text, tags, ignored } = tags::extract(&self.prompt);
+        if !reads {
+            if !tags.is_empty() {
+                warnings.push("prompt: there is no folder of LoRAs, so tags are read as text".into());
+            }
+            return Ok((self.prompt.clone(), self.loras.clone()));
+        }
+        warnings.extend(ignored.iter().map(|tag| format!("prompt: {tag} has no name or no number, left out")));
+        let of_tag = |Tag { name, strength, high_noise }: Tag| LoraChoice { name, strength, high_noise };
+        Ok((text, tags.into_iter().map(of_tag).chain(self.loras.iter().cloned()).collect()))
     }
 
     /// Whether there are the pictures that the model needs, and none that it cannot read.
@@ -168,7 +194,8 @@ impl ImageRequest {
     /// Width and height: as asked for; else the first picture's own, or in its aspect if one side is asked for; else
     /// the model's.
     fn size(&self, defaults: &Defaults) -> Result<[u32; 2]> {
-        let whole = |side: f64| (side / f64::from(SIDE_STEP)).round().max(1.0) as u32 * SIDE_STEP;
+        let whole =
+            |side: f64| (side / f64::from(SIDE_STEP)).round().max(1.0).min(f64::from(MAX_SIDE)) as u32 * SIDE_STEP;
         let picture = self.init_image.as_ref().or(self.control_image.as_ref()).or(self.ref_images.first());
         let own = |w: f64, h: f64| [whole(w), whole(h)];
         let [width, height] =
@@ -399,7 +426,7 @@ mod tests {
     }
 
     fn resolve_for(request: &ImageRequest, facts: &Facts) -> Result<Resolved> {
-        let given = Given { model: "m", defaults: &DEFAULTS, facts, refiner: None, random_seed: 7 };
+        let given = Given { model: "m", defaults: &DEFAULTS, facts, refiner: None, tags: false, random_seed: 7 };
         request.resolve(&given)
     }
 
@@ -519,8 +546,14 @@ mod tests {
         let flux_defaults = Defaults { scheduler: SchedulerKind::Flux, ..DEFAULTS };
         let with = |scheduler| {
             let r = ImageRequest { flow_shift: Some(1.15), scheduler, ..Default::default() };
-            let given =
-                Given { model: "m", defaults: &flux_defaults, facts: &flux(), refiner: None, random_seed: 7 };
+            let given = Given {
+                model: "m",
+                defaults: &flux_defaults,
+                facts: &flux(),
+                refiner: None,
+                tags: false,
+                random_seed: 7,
+            };
             let r = r.resolve(&given).unwrap();
             (r.first.scheduler, r.warnings.len())
         };

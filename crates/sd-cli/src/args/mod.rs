@@ -7,7 +7,7 @@ use crate::later;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
 use pictures::{Pictures, Steps};
-use sd_runtime::{DType, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind};
+use sd_runtime::{DType, LoraMode, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
@@ -109,6 +109,15 @@ pub(crate) struct Context {
     /// Checkpoint that does the last steps, such as SDXL's refiner
     #[arg(long, value_name = "path")]
     pub(crate) refiner: Option<PathBuf>,
+    /// Folder of LoRAs, which <lora:name:strength> in the prompt name; empty reads tags as text
+    #[arg(long, value_name = "path", default_value = ".")]
+    pub(crate) lora_model_dir: PathBuf,
+    /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
+    #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<LoraMode>)]
+    pub(crate) lora_apply_mode: LoraMode,
+    /// Folder of textual inversion embeddings, whose file names are words in prompts
+    #[arg(long, value_name = "path")]
+    pub(crate) embd_dir: Option<PathBuf>,
     /// What the network predicts: eps or v; default: what the checkpoint says, or a try
     #[arg(long, value_name = "string", value_parser = named::<Prediction>)]
     pub(crate) prediction: Option<Prediction>,

@@ -1,5 +1,6 @@
 //! The engine: a model on a device, and the path of one request through it.
 
+mod adapters;
 mod evaluate;
 mod facts;
 mod networks;
@@ -18,6 +19,7 @@ use crate::guidance::Prediction;
 use crate::observer::Observer;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
 use crate::resolve::Given;
+pub use adapters::LoraMode;
 use networks::{Loaded, Options};
 
 /// What to load and where to run it.
@@ -138,6 +140,35 @@ impl EngineBuilder {
         self
     }
 
+    /// Where the files of LoRAs are. With it, `<lora:name:strength>` in a prompt are tags.
+    #[must_use]
+    pub fn lora_folder(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.options.folders.loras = Some(path.into());
+        self
+    }
+
+    /// Whether names of LoRAs may be absolute or lead out of the folder. Default false, as wants who takes prompts from
+    /// others.
+    #[must_use]
+    pub fn any_lora_path(mut self, allow: bool) -> EngineBuilder {
+        self.options.folders.any_lora_path = allow;
+        self
+    }
+
+    /// Where the changes of LoRAs are made. Default: beside weights that are quantised, in all others.
+    #[must_use]
+    pub fn lora_mode(mut self, mode: LoraMode) -> EngineBuilder {
+        self.options.lora_mode = mode;
+        self
+    }
+
+    /// Where the files of embeddings are. Their names, without extensions, are words in prompts that stand for vectors.
+    #[must_use]
+    pub fn embedding_folder(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.options.folders.embeddings = Some(path.into());
+        self
+    }
+
     /// Opens the files, finds the family and checks every name and shape. Weights are read when they are needed.
     ///
     /// # Errors
@@ -146,6 +177,9 @@ impl EngineBuilder {
     pub fn build(self) -> Result<Engine> {
         if let Some(dtype) = self.options.weight_type.filter(|d| !d.is_weight_type()) {
             return Err(Error::request(format!("weight_type: weights cannot be converted to {dtype}")));
+        }
+        for folder in self.options.folders.all().filter(|folder| !folder.is_dir()) {
+            return Err(Error::request(format!("{} is not a folder", folder.display())));
         }
         let diffusion = self.parts.get(&Part::Diffusion).map(|p| stem(p));
         let name = self.model.as_ref().map(ModelFile::name).or(diffusion).unwrap_or_default();
@@ -316,15 +350,26 @@ impl Engine {
         if self.networks.settle_prediction(cancel)? {
             self.info.defaults = defaults(self.networks.info())?;
         }
-        let resolved = request.resolve(&Given {
+        let mut resolved = request.resolve(&Given {
             model: &self.info.name,
             defaults: &self.info.defaults,
             facts: self.networks.facts(),
             refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
+            tags: self.networks.reads_tags(),
             random_seed: random_seed(),
         })?;
+        let prompts = [resolved.prompt.as_str(), &resolved.first.negative_prompt];
+        resolved.warnings.extend(self.networks.choose(&resolved.loras, prompts)?);
         let refiner = self.refiner.as_mut().filter(|_| resolved.first.refiner.is_some());
-        let refiner = refiner.map(|(_, networks)| networks as &mut dyn Networks);
+        let refiner = match refiner {
+            // LoRAs are made for the network that begins.
+            Some((_, networks)) => {
+                resolved.warnings.extend(networks.choose(&[], prompts)?);
+                Some(networks)
+            }
+            None => None,
+        };
+        let refiner = refiner.map(|networks| networks as &mut dyn Networks);
         let mut watch = Watch { observer, cancel };
         generate::run(&mut self.networks, refiner, request, &resolved, &mut watch, each)
     }

@@ -7,13 +7,15 @@ use sd_core::exec::Runner;
 use sd_core::{
     CancelToken, Cuts, DType, Device, Error, Result, RunnerOptions, Tensor, TypePolicy, WeightSource, convert,
 };
-use sd_models::{Conditioning, Evaluation, Info, Model, Part, Prompt};
+use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt};
 
+use super::adapters::{Chosen, Folders, Library, LoraMode};
 use super::evaluate::Evaluator;
 use super::facts::facts;
 use crate::generate::{Call, Facts, Moments, Networks};
 use crate::guidance::Prediction;
 use crate::observer::Stage;
+use crate::request::LoraChoice;
 
 /// How many prompts' conditioning is kept.
 const KEPT_PROMPTS: usize = 16;
@@ -25,6 +27,8 @@ pub(super) struct Options {
     pub(super) weight_type: Option<DType>,
     pub(super) prediction: Option<Prediction>,
     pub(super) cuts: Cuts,
+    pub(super) folders: Folders,
+    pub(super) lora_mode: LoraMode,
 }
 
 /// The networks of a model with what they keep between runs: weights, lowered programs, conditioning.
@@ -39,12 +43,15 @@ pub(super) struct Loaded {
     precise_vae: Option<Runner>,
     /// Conditioning by prompt, the latest last.
     prompts: Vec<(Key, Conditioning)>,
+    library: Library,
+    /// What the runners have now.
+    chosen: Chosen,
     evaluator: Evaluator,
 }
 
 type Runners = BTreeMap<Part, Runner>;
-/// A [`Prompt`].
-type Key = (String, bool, usize, [usize; 2]);
+/// A [`Prompt`], and what changes its meaning.
+type Key = (String, bool, usize, [usize; 2], Chosen);
 
 impl Loaded {
     pub(super) fn new(model: Model, device: Arc<Device>, options: Options) -> Result<Loaded> {
@@ -54,8 +61,18 @@ impl Loaded {
             .components()
             .map(|c| Ok((c.part(), Runner::new(device.clone(), c.source(), runner(c.part()))?)))
             .collect::<Result<_>>()?;
-        let (prompts, evaluator) = (Vec::new(), Evaluator::default());
-        Ok(Loaded { model, device, options, facts, runners, precise_vae: None, prompts, evaluator })
+        Ok(Loaded {
+            library: Library::new(options.folders.clone()),
+            chosen: Chosen::default(),
+            precise_vae: None,
+            prompts: Vec::new(),
+            evaluator: Evaluator::default(),
+            model,
+            device,
+            options,
+            facts,
+            runners,
+        })
     }
 
     /// Facts about the model.
@@ -78,6 +95,30 @@ impl Loaded {
         Ok(true)
     }
 
+    /// Whether prompts can name LoRAs.
+    pub(super) fn reads_tags(&self) -> bool {
+        self.options.folders.loras.is_some()
+    }
+
+    /// From now on runs with these LoRAs, and with the embeddings that the prompts name, in place of those before.
+    /// Returns warnings.
+    pub(super) fn choose(&mut self, loras: &[LoraChoice], prompts: [&str; 2]) -> Result<Vec<String>> {
+        let (chosen, warnings) = self.library.choose(&self.model, loras, prompts)?;
+        if chosen != self.chosen {
+            let adapt = |c: &Component| {
+                let types = runner_options(&self.options, c.part() == Part::Diffusion).types;
+                Ok((c.part(), chosen.adapt(c, self.options.lora_mode, types)?))
+            };
+            let adapted = self.model.components().map(adapt).collect::<Result<Vec<_>>>()?;
+            for (part, adapted) in adapted {
+                runner(&mut self.runners, part)?.set_adapters(adapted);
+            }
+            self.precise_vae = None;
+            self.chosen = chosen;
+        }
+        Ok(warnings)
+    }
+
     /// Frees weights, workspaces and conditioning.
     pub(super) fn release(&mut self) {
         for runner in self.runners.values_mut() {
@@ -96,8 +137,10 @@ impl Loaded {
         if self.precise_vae.is_none() {
             let types = TypePolicy::Convert(DType::F32);
             let options = RunnerOptions { types, ..runner_options(&self.options, false) };
-            let source = self.model.component(Part::Autoencoder)?.source();
-            self.precise_vae = Some(Runner::new(self.device.clone(), source, options)?);
+            let component = self.model.component(Part::Autoencoder)?;
+            let mut runner = Runner::new(self.device.clone(), component.source(), options)?;
+            runner.set_adapters(self.chosen.adapt(component, self.options.lora_mode, types)?);
+            self.precise_vae = Some(runner);
         }
         self.precise_vae.as_mut().ok_or_else(|| Error::internal("no f32 autoencoder"))
     }
@@ -129,7 +172,8 @@ impl Networks for Loaded {
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning> {
-        let key: Key = (prompt.text.to_owned(), prompt.negative, prompt.clip_skip, prompt.size);
+        let text = prompt.text.to_owned();
+        let key: Key = (text, prompt.negative, prompt.clip_skip, prompt.size, self.chosen.of_text());
         if let Some(at) = self.prompts.iter().position(|(k, _)| *k == key) {
             let entry = self.prompts.remove(at);
             let conditioning = entry.1.clone();
@@ -138,9 +182,10 @@ impl Networks for Loaded {
         }
         tracing::debug!(prompt = prompt.text, "text encoding");
         let runners = &mut self.runners;
-        let conditioning = self
-            .model
-            .condition(prompt, &mut |part, program, inputs| runner(runners, part)?.run(program, inputs, cancel))?;
+        let conditioning =
+            self.model.condition_with(prompt, &self.chosen.embeddings(), &mut |part, program, inputs| {
+                runner(runners, part)?.run(program, inputs, cancel)
+            })?;
         if conditioning.is_finite() {
             self.prompts.push((key, conditioning.clone()));
             if self.prompts.len() > KEPT_PROMPTS {

@@ -194,13 +194,13 @@ pub(crate) fn run(
         ..Evaluation::default()
     };
     net.fits(&evaluation)?;
-    let conditions = conditions(net, p, guide.reads_negative(), first, watch)?;
+    let conditions = conditions(net, resolved, guide.reads_negative(), first, watch)?;
     let pictures = Pictures::encode(net, request, p, &size, first, watch)?;
     let mut models = vec![Model { net, conditions, evaluation: evaluation.clone() }];
     if let Some(net) = refiner {
         let evaluation = Evaluation { references: Vec::new(), ..evaluation };
         net.fits(&evaluation)?;
-        let conditions = self::conditions(net, p, guide.reads_negative(), first, watch)?;
+        let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
         models.push(Model { net, conditions, evaluation });
     }
     for image in 0..images {
@@ -220,11 +220,12 @@ pub(crate) fn run(
 
 fn conditions(
     net: &mut dyn Networks,
-    p: &Parameters,
+    resolved: &Resolved,
     negative: bool,
     place: Place,
     watch: &mut Watch<'_>,
 ) -> Result<Conditions> {
+    let p = &resolved.first;
     let stage = Stage::TextEncode;
     let total = 1 + usize::from(negative);
     let mut encode = |done: usize, field: &str, text: &str| {
@@ -235,7 +236,7 @@ fn conditions(
         let states = net.condition(&prompt, watch.cancel).map_err(|e| e.context(stage.name()))?;
         if states.is_finite() { Ok(states) } else { Err(non_finite(net, stage, &format!("the {field}'s states"))) }
     };
-    let cond = encode(0, "prompt", &p.prompt)?;
+    let cond = encode(0, "prompt", &resolved.prompt)?;
     let uncond = if negative { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
     place.report(watch, stage, total, total);
     Ok(Conditions { cond, uncond })
