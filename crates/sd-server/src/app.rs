@@ -1,6 +1,7 @@
 //! What handlers share, and which path each answers.
 
 use crate::failure::Failure;
+use crate::fields::shortened;
 use crate::native::Jobs;
 use crate::queue::{Format, Outcome, Queue};
 use crate::{limits, native, openai, page, webui};
@@ -15,9 +16,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::Engine as _;
-use sd_runtime::{ImageRequest, ModelInfo};
+use sd_runtime::{ImageRequest, LoraChoice, ModelInfo};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -33,6 +34,8 @@ pub(crate) struct App {
     pub(crate) defaults: ImageRequest,
     /// A page instead of the built-in one.
     pub(crate) page: Option<PathBuf>,
+    /// The folder of LoRAs.
+    pub(crate) loras: Option<PathBuf>,
 }
 
 impl App {
@@ -55,6 +58,29 @@ impl App {
         }
         warnings.append(&mut outcome.warnings);
         Ok(outcome)
+    }
+
+    /// Nothing if every LoRA that the request lists is there.
+    pub(crate) fn has_loras(&self, request: &ImageRequest) -> Result<(), Failure> {
+        let Some(first) = request.loras.first() else { return Ok(()) };
+        let Some(folder) = &self.loras else {
+            return Err(Failure::bad(format!(
+                "lora: {}: the server has no folder of LoRAs",
+                shortened(&first.name)
+            )));
+        };
+        let found = |lora: &LoraChoice| sd_runtime::find_lora(folder, &lora.name, false);
+        request.loras.iter().try_for_each(|lora| found(lora).map(drop)).map_err(|e| Failure::from(&e))
+    }
+
+    /// Name and path of every LoRA, by path.
+    pub(crate) fn list_loras(&self) -> Vec<Value> {
+        let files = self.loras.as_deref().map(sd_runtime::list_loras).unwrap_or_default();
+        let item = |path: String| {
+            let name = Path::new(&path).file_stem().map(|s| s.to_string_lossy().into_owned());
+            json!({"name": name, "alias": name, "path": path, "metadata": {}})
+        };
+        files.into_iter().map(item).collect()
     }
 
     /// Nothing if `name` is the model's, as lists of models spell it.
@@ -84,6 +110,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/sdapi/v1/samplers", get(webui::samplers))
         .route("/sdapi/v1/schedulers", get(webui::schedulers))
         .route("/sdapi/v1/sd-models", get(webui::models))
+        .route("/sdapi/v1/loras", get(webui::loras))
         .route("/sdapi/v1/options", get(webui::options).post(webui::set_options))
         .route("/sdcpp/v1/capabilities", get(capabilities))
         .route("/sdcpp/v1/img_gen", post(native::img_gen))
@@ -127,7 +154,7 @@ async fn capabilities(State(app): State<Arc<App>>) -> Json<Value> {
         "output_formats": ["png", "jpeg", "webp"],
         "samplers": sd_runtime::SamplerKind::names().collect::<Vec<_>>(),
         "schedulers": sd_runtime::SchedulerKind::names().collect::<Vec<_>>(),
-        "loras": [],
+        "loras": app.list_loras(),
         "upscalers": [],
         "limits": {
             "min_width": 8, "max_width": limits::SIDE, "min_height": 8, "max_height": limits::SIDE,
@@ -187,6 +214,13 @@ impl App {
         };
         let model =
             ModelInfo { name: "demo".into(), family: "SD 1.x", device: "CPU".into(), defaults, unused: Vec::new() };
-        App { queue: Arc::default(), jobs: Jobs::default(), model, defaults: ImageRequest::default(), page: None }
+        App {
+            queue: Arc::default(),
+            jobs: Jobs::default(),
+            model,
+            defaults: ImageRequest::default(),
+            page: None,
+            loras: None,
+        }
     }
 }

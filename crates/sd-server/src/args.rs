@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use clap::{ArgAction, Parser};
 use sd_runtime::{
-    DType, Device, Engine, ImageRequest, MAX_SIDE, Prediction, RngKind, SamplerKind, SchedulerKind, add_rpc_server,
+    DType, Device, Engine, ImageRequest, LoraMode, MAX_SIDE, Prediction, RngKind, SamplerKind, SchedulerKind,
+    add_rpc_server,
 };
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -71,6 +72,15 @@ struct Model {
     /// Autoencoder that replaces the checkpoint's
     #[arg(long, value_name = "path")]
     vae: Option<PathBuf>,
+    /// Folder of LoRAs, which requests and <lora:name:strength> in prompts name; without it there are none
+    #[arg(long, value_name = "path")]
+    lora_model_dir: Option<PathBuf>,
+    /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
+    #[arg(long, value_name = "string", default_value = "auto")]
+    lora_apply_mode: LoraMode,
+    /// Folder of textual inversion embeddings, whose file names are words in prompts
+    #[arg(long, value_name = "path")]
+    embd_dir: Option<PathBuf>,
     /// What the network predicts, such as eps or v; default: what the checkpoint says, or a try
     #[arg(long, value_name = "string")]
     prediction: Option<Prediction>,
@@ -141,6 +151,11 @@ impl Args {
         }
     }
 
+    /// The folder of LoRAs.
+    pub(crate) fn loras(&self) -> Option<PathBuf> {
+        self.model.lora_model_dir.clone()
+    }
+
     /// Opens the model.
     pub(crate) fn open(&self) -> Result<Engine> {
         let Model { model, diffusion_model, clip_l, clip_g, vae, .. } = &self.model;
@@ -170,6 +185,13 @@ impl Args {
         if let Some(path) = vae {
             builder = builder.vae(path);
         }
+        if let Some(path) = &self.model.lora_model_dir {
+            builder = builder.lora_folder(path);
+        }
+        if let Some(path) = &self.model.embd_dir {
+            builder = builder.embedding_folder(path);
+        }
+        builder = builder.lora_mode(self.model.lora_apply_mode);
         if let Some(prediction) = self.model.prediction {
             builder = builder.prediction(prediction);
         }

@@ -68,6 +68,15 @@ impl Fields {
         Ok(number.and_then(|n| u32::try_from(n).ok()))
     }
 
+    /// A number.
+    pub(crate) fn number(&mut self, name: &str) -> Result<Option<f32>, Failure> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64().map(|v| v as f32).filter(|v| v.is_finite()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.wrong(name, "a number", &value)),
+        }
+    }
+
     /// A number of 0 or more.
     pub(crate) fn not_negative(&mut self, name: &str) -> Result<Option<f32>, Failure> {
         let Some(value) = self.take(name) else { return Ok(None) };
@@ -84,6 +93,25 @@ impl Fields {
             Some(Value::Object(left)) => Ok(Some(Fields { prefix: format!("{}{name}.", self.prefix), left })),
             Some(other) => Err(self.wrong(name, "an object", &other)),
         }
+    }
+
+    /// A list of at most `most` objects, whose fields are named after it.
+    pub(crate) fn objects(&mut self, name: &str, most: usize) -> Result<Option<Vec<Fields>>, Failure> {
+        const WANT: &str = "a list of objects";
+        let list = match self.take(name) {
+            None => return Ok(None),
+            Some(Value::Array(list)) if list.len() <= most => list,
+            Some(Value::Array(_)) => {
+                return Err(Failure::bad(format!("{}{name}: want at most {most} objects", self.prefix)));
+            }
+            Some(other) => return Err(self.wrong(name, WANT, &other)),
+        };
+        let prefix = format!("{}{name}.", self.prefix);
+        let one = |item: Value| match item {
+            Value::Object(left) => Ok(Fields { prefix: prefix.clone(), left }),
+            other => Err(self.wrong(name, WANT, &other)),
+        };
+        list.into_iter().map(one).collect::<Result<_, _>>().map(Some)
     }
 
     /// A name that `find` knows, which may also be empty for none.

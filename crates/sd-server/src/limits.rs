@@ -12,6 +12,8 @@ pub(crate) const SIDE: u32 = 4096;
 pub(crate) const BODY: usize = 64 << 20;
 /// The most pictures in one list.
 pub(crate) const PICTURES: usize = 16;
+/// The most LoRAs in a list.
+pub(crate) const LORAS: usize = 32;
 /// How long a body may take to arrive.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(30);
 

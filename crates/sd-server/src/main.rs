@@ -76,6 +76,7 @@ async fn serve(args: &Args) -> Result<()> {
         model,
         defaults: args.defaults(),
         page: args.serve_html_path.clone(),
+        loras: args.loras(),
     };
     let signal = stop::signal()?;
     info!("listening on: http://{}", listener.local_addr().context("listen")?);

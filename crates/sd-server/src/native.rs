@@ -11,7 +11,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use sd_runtime::{ImageRequest, ReferenceIndex};
+use sd_runtime::{ImageRequest, LoraChoice, ReferenceIndex};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ const KEPT: u64 = 600;
 const KEPT_JOBS: usize = 64;
 
 /// Fields that cannot be followed yet, unless they ask for nothing.
-const UNSUPPORTED: &[&str] = &["lora", "ip_adapter_image", "scm_mask", "cache_option", "upscale_model", "ad_model"];
+const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "upscale_model", "ad_model"];
 
 /// Fields of what is not there, or of what is off.
 const IGNORED: &[&str] = &[
@@ -93,6 +93,7 @@ pub(crate) async fn img_gen(
     let mut fields = Fields::parse(&body(request).await?)?;
     let mut request = app.defaults.clone();
     let warnings = apply(&mut fields, &mut request)?;
+    app.has_loras(&request)?;
     let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
     let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
     let format = format.unwrap_or(Format::Png);
@@ -229,6 +230,7 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         sample.unsupported(&["custom_sigmas", "shifted_timestep"])?;
         warnings.extend(sample.unknown());
     }
+    warnings.extend(loras(fields, request)?);
     let strength = fields.not_negative("strength")?;
     if let Some(image) = fields.picture("init_image")? {
         (request.init_image, request.strength) = (Some(image), strength.or(request.strength));
@@ -253,6 +255,24 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
     )?;
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);
+    Ok(warnings)
+}
+
+/// Takes the list of LoRAs, which replaces the request's. Returns warnings.
+pub(crate) fn loras(fields: &mut Fields, request: &mut ImageRequest) -> Result<Vec<String>, Failure> {
+    let Some(list) = fields.objects("lora", limits::LORAS)? else { return Ok(Vec::new()) };
+    let mut warnings = Vec::new();
+    request.loras.clear();
+    for mut item in list {
+        let Some(name) = item.text("path")?.filter(|path| !path.is_empty()) else {
+            return Err(Failure::bad("lora.path: want the path of a file below the folder of LoRAs"));
+        };
+        let strength = item.number("multiplier")?.unwrap_or(1.0);
+        let high_noise = item.flag("is_high_noise")?.unwrap_or(false);
+        item.ignore(&["name"]);
+        warnings.extend(item.unknown());
+        request.loras.push(LoraChoice { name, strength, high_noise });
+    }
     Ok(warnings)
 }
 
@@ -308,11 +328,31 @@ mod tests {
             (r#"{"sample_params":{"guidance":{"txt_cfg":"x"}}}"#, "sample_params.guidance.txt_cfg: "),
             (r#"{"hires":{"enabled":true}}"#, "hires.enabled: not supported yet"),
             (r#"{"cache_mode":"easycache"}"#, "cache_mode: not supported yet"),
-            (r#"{"lora":[{"path":"x"}]}"#, "lora: not supported yet"),
+            (r#"{"lora":[{"multiplier":1}]}"#, "lora.path: want the path"),
+            (r#"{"lora":[{"path":"x","multiplier":"y"}]}"#, "lora.multiplier: want a number, got a string"),
+            (r#"{"lora":{"path":"x"}}"#, "lora: want a list of objects, got an object"),
         ] {
             let e = apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).unwrap_err();
             assert!(e.message().starts_with(want), "{json}: {}", e.message());
         }
+    }
+
+    #[test]
+    fn loras_replace_those_before() {
+        let mut r = ImageRequest::default();
+        let json = r#"{"lora":[{"path":"a/b.safetensors","multiplier":-0.5,"odd":1},{"path":"c"}]}"#;
+        let warnings = apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).unwrap();
+        let lora = |name: &str, strength| LoraChoice { name: name.into(), strength, high_noise: false };
+        assert_eq!(
+            (r.loras.clone(), warnings),
+            (vec![lora("a/b.safetensors", -0.5), lora("c", 1.0)], vec!["lora.odd: unknown, ignored".to_owned()])
+        );
+        apply(&mut Fields::parse(br#"{"prompt":"a"}"#).unwrap(), &mut r).unwrap();
+        assert_eq!(r.loras.len(), 2);
+        let e = App::for_tests().has_loras(&r).unwrap_err();
+        assert_eq!(e.message(), "lora: a/b.safetensors: the server has no folder of LoRAs");
+        apply(&mut Fields::parse(br#"{"lora":[]}"#).unwrap(), &mut r).unwrap();
+        assert!(r.loras.is_empty());
     }
 
     #[test]

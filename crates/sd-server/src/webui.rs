@@ -24,7 +24,6 @@ const UNSUPPORTED: &[&str] = &[
     "script_name",
     "alwayson_scripts",
     "extra_images",
-    "lora",
     "mask_blur",
     "inpaint_full_res",
 ];
@@ -168,6 +167,8 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
         settings.choice("sd_model_checkpoint", |name| app.is_model(name))?;
         warnings.extend(settings.unknown());
     }
+    warnings.extend(native::loras(fields, &mut request)?);
+    app.has_loras(&request)?;
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);
     warnings.extend(fields.unknown());
@@ -234,6 +235,11 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     Json(
         json!([{"title": name, "model_name": name, "filename": name, "hash": null, "sha256": null, "config": null}]),
     )
+}
+
+/// The LoRAs there are.
+pub(crate) async fn loras(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.list_loras().into())
 }
 
 /// The settings that clients ask for.

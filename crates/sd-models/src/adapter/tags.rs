@@ -9,6 +9,9 @@ const HIGH_NOISE: &str = "|high_noise|";
 /// Tried after a name, in this order.
 const EXTENSIONS: &[&str] = &["", "gguf", "safetensors", "pt", "ckpt"];
 
+/// What the names of listed files end in.
+const LISTED: &[&str] = &["gguf", "safetensors", "pt", "pth", "ckpt"];
+
 /// An adapter that a prompt asks for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tag {
@@ -89,6 +92,29 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
     Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
 }
 
+/// The files of adapters below a folder that [`find`] finds, as paths relative to it with slashes, in order. Folders that
+/// cannot be read are left out.
+pub fn list(folder: &Path) -> Vec<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![String::new()]);
+    while let Some(at) = folders.pop() {
+        for entry in std::fs::read_dir(folder.join(&at)).into_iter().flatten().flatten() {
+            let (Some(name), Ok(kind)) = (entry.file_name().to_str().map(str::to_owned), entry.file_type()) else {
+                continue;
+            };
+            let path = if at.is_empty() { name } else { format!("{at}/{name}") };
+            let extension = Path::new(&path).extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
+            if kind.is_dir() {
+                folders.push(path);
+            } else if extension.is_some_and(|e| LISTED.contains(&e.as_str())) && find(folder, &path, false).is_ok()
+            {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,11 +157,16 @@ mod tests {
             assert!(found(name, false).unwrap_err().to_string().contains("is outside of"), "{name}");
         }
         assert!(found("../secret", true).is_ok());
+        std::fs::write(inside.join("notes.txt"), "").unwrap();
+        let listed = ["both.gguf", "both.safetensors", "styles/ink.safetensors"];
+        assert_eq!(list(&inside), listed);
         #[cfg(unix)]
         {
             std::os::unix::fs::symlink(folder.join("secret.safetensors"), inside.join("link.safetensors")).unwrap();
             assert!(found("link", false).unwrap_err().to_string().contains("is outside of"));
             assert!(found("link", true).is_ok());
+            std::os::unix::fs::symlink(&inside, inside.join("styles/round")).unwrap();
+            assert_eq!(list(&inside), listed);
         }
         std::fs::remove_dir_all(&folder).unwrap();
     }
