@@ -162,6 +162,21 @@ impl Vector for __m256 {
         _mm256_castps_si256(_mm256_cmp_ps::<_CMP_LT_OQ>(self, b))
     }
 
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    unsafe fn unzip(self, b: Self) -> (Self, Self) {
+        // Quarters of both in turn come into order.
+        let order = |x| _mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(x)));
+        (order(_mm256_shuffle_ps::<0x88>(self, b)), order(_mm256_shuffle_ps::<0xdd>(self, b)))
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    unsafe fn zip(self, b: Self) -> (Self, Self) {
+        let (low, high) = (_mm256_unpacklo_ps(self, b), _mm256_unpackhi_ps(self, b));
+        (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
+    }
+
     #[target_feature(enable = "avx2,f16c")]
     #[inline]
     unsafe fn load_halves(from: *const u8) -> Self {

@@ -163,6 +163,22 @@ impl Vector for __m512 {
 
     #[target_feature(enable = "avx512f")]
     #[inline]
+    unsafe fn unzip(self, b: Self) -> (Self, Self) {
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+        (_mm512_permutex2var_ps(self, even, b), _mm512_permutex2var_ps(self, odd, b))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn zip(self, b: Self) -> (Self, Self) {
+        let first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+        (_mm512_permutex2var_ps(self, first, b), _mm512_permutex2var_ps(self, second, b))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
     unsafe fn load_halves(from: *const u8) -> Self {
         // SAFETY: as the caller promises.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }

@@ -40,7 +40,7 @@ impl Geometry {
         self.image[0] * self.image[1]
     }
 
-    fn positions(&self) -> usize {
+    pub(super) fn positions(&self) -> usize {
         self.out[0] * self.out[1]
     }
 }

@@ -312,6 +312,8 @@ macro_rules! isa {
             apply,
             deviation,
             softmax,
+            tiles_in,
+            tiles_out,
         };
 
         $(#[target_feature(enable = $feature)])?
@@ -384,6 +386,18 @@ macro_rules! isa {
         unsafe fn softmax(from: *const f32, len: usize, to: *mut f32) {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::norm::softmax::<$vector>(from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn tiles_in(lines: [*mut f32; 2], steps: [usize; 2], count: usize) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::winograd::tiles_in::<$vector>(lines, steps, count) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn tiles_out(lines: [*const f32; 2], steps: [usize; 2], bias: f32) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::winograd::tiles_out::<$vector>(lines, steps, bias) }
         }
     };
 }

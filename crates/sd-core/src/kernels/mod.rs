@@ -24,6 +24,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 mod vector;
+mod winograd;
 
 use std::sync::OnceLock;
 
@@ -35,6 +36,7 @@ pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, U
 pub(crate) use norm::{Norm, Softmax};
 pub(crate) use pack::{can_read, is_faster_in_ggml};
 pub(crate) use steps::{Memory, Place, Pool, Step, run};
+pub(crate) use winograd::{Winograd, WinogradKernel};
 
 use crate::error::{Error, Result};
 
@@ -159,6 +161,10 @@ pub(crate) struct Isa {
     apply: unsafe fn(code: Code, len: usize, to: *mut f32, by: *const f32, step: usize),
     /// Sums of what `len` elements are more than `less`, and of its square.
     deviation: unsafe fn(from: *const f32, len: usize, less: f32) -> [f64; 2],
+    /// Tiles of inputs become what [`Winograd`] multiplies: from where to where, with both steps, how many.
+    tiles_in: unsafe fn(lines: [*mut f32; 2], steps: [usize; 2], count: usize),
+    /// Its products become results.
+    tiles_out: unsafe fn(lines: [*const f32; 2], steps: [usize; 2], bias: f32),
     /// Softmax of `len` elements; `to` may be `from`.
     softmax: unsafe fn(from: *const f32, len: usize, to: *mut f32),
 }

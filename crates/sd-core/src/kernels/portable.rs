@@ -131,6 +131,18 @@ impl Vector for Lanes {
     }
 
     #[inline(always)]
+    unsafe fn unzip(self, b: Self) -> (Self, Self) {
+        let at = |i: usize| if i < LANES { self.0[i] } else { b.0[i - LANES] };
+        (Lanes(std::array::from_fn(|i| at(2 * i))), Lanes(std::array::from_fn(|i| at(2 * i + 1))))
+    }
+
+    #[inline(always)]
+    unsafe fn zip(self, b: Self) -> (Self, Self) {
+        let at = |i: usize| if i.is_multiple_of(2) { self.0[i / 2] } else { b.0[i / 2] };
+        (Lanes(std::array::from_fn(at)), Lanes(std::array::from_fn(|i| at(LANES + i))))
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> Self {
         // SAFETY: as the caller promises.
         let bits = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };

@@ -416,6 +416,46 @@ fn large_scores_do_not_overflow() {
 }
 
 #[test]
+fn convolutions_by_way_of_tiles() {
+    let mut r = Random(6);
+    for isa in every_isa() {
+        for (batch, channels, n, [h, w], padding) in [
+            (2, 33, 35, [31, 30], 1),
+            (1, 40, 32, [3, 303], 1),
+            (1, 270, 37, [34, 32], 0),
+            (1, 32, 33, [29, 33], 2),
+        ] {
+            let out = [h, w].map(|n| n + 2 * padding - 2);
+            let (kernel, stride, dilation) = ([3, 3], 1, 1);
+            let g = Geometry { batch, channels, image: [h, w], out, n, kernel, stride, padding, dilation };
+            let (x, b, k) = (r.values(batch * channels * h * w), r.values(n), r.values(n * channels * 9));
+            let stored = from_f32(DType::F16, &k, channels * 9).unwrap();
+            let [xs, bs] = [&x, &b].map(|v| bytes(v));
+            let transform = WinogradKernel { isa, n, channels, dtype: DType::F16 };
+            let u = run(&transform, &[&stored], 1);
+            assert!((2..=4).all(|parts| same_bits(&u, &run(&transform, &[&stored], parts))), "{isa:?}");
+            let us = bytes(&u);
+            let op = Winograd::new(isa, g, true).unwrap();
+            let got = run(&op, &[&xs, &us, &bs], 1);
+            for parts in 2..=4 {
+                assert!(same_bits(&got, &run(&op, &[&xs, &us, &bs], parts)), "{isa:?} {g:?} by {parts} threads");
+            }
+            let last = batch - 1;
+            let one = Winograd::new(isa, Geometry { batch: 1, ..g }, true).unwrap();
+            let alone = run(&one, &[&xs[last * channels * h * w * 4..], &us, &bs], 1);
+            assert!(same_bits(&got[last * n * out[0] * out[1]..], &alone), "{isa:?} {g:?}: the last image alone");
+            // The direct kernel, which is checked against f64. Sums of tiles lose as much as 16 direct ones.
+            let direct = Conv2d::new(isa, g, DType::F16, true).unwrap();
+            let want = run(&direct, &[&xs, &stored, &bs], 1);
+            let bound = 16.0 * HALF_ULP * (channels * 9) as f64;
+            for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+                assert!((f64::from(got) - f64::from(want)).abs() <= bound, "{isa:?} {g:?} {i}: {got}, want {want}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_is_not_finite_stays() {
     for isa in every_isa() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {

@@ -44,6 +44,10 @@ pub(super) trait Vector: Copy {
     unsafe fn scaled(self, n: Self) -> Self;
     /// The lanes in which `self` is less than `b`.
     unsafe fn less(self, b: Self) -> Self::Mask;
+    /// The elements with even, and those with odd numbers, of `self` followed by `b`.
+    unsafe fn unzip(self, b: Self) -> (Self, Self);
+    /// Elements of `self` and `b` in turn: the first half and the second.
+    unsafe fn zip(self, b: Self) -> (Self, Self);
     /// From f16.
     unsafe fn load_halves(from: *const u8) -> Self;
     /// From 8-bit integers.

@@ -12,7 +12,8 @@ use crate::ffi::{self, HostOp};
 use crate::graph::{self, Node, Op, Program, Var};
 use crate::kernels::{
     Attention, Chain, Code, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place, Products,
-    Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, can_read, is_faster_in_ggml,
+    Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read,
+    is_faster_in_ggml,
 };
 use crate::plan::Segment;
 
@@ -256,9 +257,16 @@ impl Lowering {
                 let (stride, padding, dilation) = (*stride, *padding, *dilation);
                 let (image, out, kernel) = ([h, w], [dims[2], dims[3]], [kh, kw]);
                 let geometry = Geometry { batch, channels, image, out, n, kernel, stride, padding, dilation };
-                match Conv2d::new(isa, geometry, all[1].dtype, all.len() > 2) {
-                    Some(conv) => self.other(conv, all, dims),
-                    None => return Ok(None),
+                let (dtype, bias) = (all[1].dtype, all.len() > 2);
+                let Some(conv) = Conv2d::new(isa, geometry, dtype, bias) else { return Ok(None) };
+                match Winograd::new(isa, geometry, bias) {
+                    Some(conv) => {
+                        let mut all = all;
+                        let transform = WinogradKernel { isa, n, channels, dtype };
+                        all[1] = self.other(transform, vec![all[1].clone()], &[16, n, channels]);
+                        self.other(conv, all, dims)
+                    }
+                    None => self.other(conv, all, dims),
                 }
             }
             Op::Attention { scale, causal } => {
