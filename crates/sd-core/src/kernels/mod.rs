@@ -13,6 +13,8 @@ mod avx512;
 mod chain;
 mod conv2d;
 mod gemm;
+#[cfg(all(test, target_os = "linux"))]
+mod guarded;
 mod inner;
 mod linear;
 mod moves;

@@ -311,6 +311,7 @@ impl Winograd {
 /// # Safety
 /// The machine has the instruction set of `V`; lines have elements for whole registers of tiles and two more.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "columns of rows are walked through")]
 pub(super) unsafe fn tiles_in<V: Vector>([from, to]: [*mut f32; 2], steps: [usize; 2], count: usize) {
     // SAFETY: as the caller promises; masked lanes are tiles that exist.
     unsafe {
@@ -339,6 +340,7 @@ pub(super) unsafe fn tiles_in<V: Vector>([from, to]: [*mut f32; 2], steps: [usiz
 /// # Safety
 /// The machine has the instruction set of `V`, and the pointers are valid for that.
 #[inline(always)]
+#[allow(clippy::needless_range_loop, reason = "columns of rows are walked through")]
 pub(super) unsafe fn tiles_out<V: Vector>([m, to]: [*const f32; 2], steps: [usize; 2], bias: f32) {
     // SAFETY: as the caller promises.
     unsafe {
