@@ -116,18 +116,24 @@ impl Plan {
             }
             Ok(t)
         };
+        let segments = segments(program, &options.cuts)?;
+        // `refuse` names operations of ggml's graphs. Kernels and ggml round differently, so that all segments are for
+        // one of them, or cuts would change a result.
+        let hosts = match isa.filter(|_| refuse.is_empty()) {
+            Some(isa) => {
+                let host = |s| lower_host(program, s, isa, memory_type).map_err(|e| phase(e, s, "lowering"));
+                segments.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
+            }
+            None => None,
+        };
+        let mut hosts = hosts.unwrap_or_default().into_iter();
         let mut stages = Vec::new();
-        for segment in segments(program, &options.cuts)? {
-            let lowering = |e: Error| phase(e, &segment, "lowering");
-            // `refuse` names operations of ggml's graphs.
-            let host = match isa.filter(|_| refuse.is_empty()) {
-                Some(isa) => lower_host(program, &segment, isa, memory_type).map_err(lowering)?,
-                None => None,
-            };
-            let form = match host {
+        for segment in segments {
+            let form = match hosts.next() {
                 Some(host) => Form::Host(host),
                 None => Form::Ggml(Box::new(
-                    Plan::graph(program, &segment, dev, isa, options, refuse, memory_type).map_err(lowering)?,
+                    Plan::graph(program, &segment, dev, isa, options, refuse, memory_type)
+                        .map_err(|e| phase(e, &segment, "lowering"))?,
                 )),
             };
             let mut weights = Vec::new();
