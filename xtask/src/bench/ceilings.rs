@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 /// Runs of each loop; the fastest counts.
-const RUNS: usize = 5;
+const RUNS: usize = 20;
 /// Independent sums, enough to hide the latency of a multiply-add.
 const SUMS: usize = 12;
 /// Values in a sum: a register of the widest vectors.
@@ -19,7 +19,8 @@ const STREAM: usize = 1 << 25;
 pub struct Ceilings {
     /// Threads that computed.
     pub threads: usize,
-    /// f32 multiply-adds, counted as two operations, in GFLOP/s.
+    /// f32 multiply-adds, counted as two operations, in GFLOP/s. The compiler picks the width of the vectors, which may be
+    /// half of the widest.
     pub gflops: f64,
     /// Bytes that a sum over memory reads, in GB/s.
     pub read: f64,

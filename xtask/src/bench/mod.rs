@@ -42,9 +42,10 @@ struct Row {
 /// decoding, and returns a report in Markdown.
 ///
 /// # Errors
-/// When the checkpoint cannot be run, or the peer fails.
+/// The build is not optimised, the checkpoint cannot be run, or the peer fails.
 pub fn run(plan: &Plan, setup: &Setup) -> Result<String> {
     ensure!(plan.runs > 0, "at least one run is needed");
+    ensure!(!cfg!(debug_assertions), "times of an unoptimised build mean nothing; run with --release");
     let ceilings = Ceilings::measure(setup.threads);
     let model = networks::open(&plan.model)?;
     let info = model.info();
