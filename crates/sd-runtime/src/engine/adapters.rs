@@ -92,13 +92,12 @@ impl Chosen {
 /// The same open files at the same strengths.
 impl PartialEq for Chosen {
     fn eq(&self, other: &Chosen) -> bool {
-        let loras = |(a, b): (&(Arc<Lora>, f32), &(Arc<Lora>, f32))| {
-            Arc::ptr_eq(&a.0, &b.0) && a.1.to_bits() == b.1.to_bits()
-        };
+        let mut loras = self.loras.iter().zip(&other.loras);
+        let mut embeddings = self.embeddings.iter().zip(&other.embeddings);
         self.loras.len() == other.loras.len()
             && self.embeddings.len() == other.embeddings.len()
-            && self.loras.iter().zip(&other.loras).all(loras)
-            && self.embeddings.iter().zip(&other.embeddings).all(|(a, b)| Arc::ptr_eq(a, b))
+            && loras.all(|((a, x), (b, y))| Arc::ptr_eq(a, b) && x.to_bits() == y.to_bits())
+            && embeddings.all(|(a, b)| Arc::ptr_eq(a, b))
     }
 }
 

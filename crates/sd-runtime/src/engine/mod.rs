@@ -178,7 +178,7 @@ impl EngineBuilder {
         if let Some(dtype) = self.options.weight_type.filter(|d| !d.is_weight_type()) {
             return Err(Error::request(format!("weight_type: weights cannot be converted to {dtype}")));
         }
-        for folder in self.options.folders.all().filter(|folder| !folder.is_dir()) {
+        if let Some(folder) = self.options.folders.all().find(|folder| !folder.is_dir()) {
             return Err(Error::request(format!("{} is not a folder", folder.display())));
         }
         let diffusion = self.parts.get(&Part::Diffusion).map(|p| stem(p));
