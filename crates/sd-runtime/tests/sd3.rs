@@ -51,7 +51,7 @@ fn medium_gives_the_references_pictures() {
     let mut engine = builder().model(&path).build().unwrap();
     agrees(&mut engine, MEDIUM, "plain", &request(MEDIUM, "plain"));
     let info = engine.info();
-    let d = info.defaults.clone();
+    let d = info.defaults;
     assert_eq!((info.family, d.steps, d.cfg_scale, d.clip_skip), ("SD 3.5 medium", 40, 4.5, 2));
     assert_eq!((d.sampler, d.scheduler, d.width), (SamplerKind::Euler, SchedulerKind::Discrete, 1024));
     assert_eq!(info.unused, Vec::<String>::new());
@@ -79,7 +79,7 @@ fn without_t5_its_tokens_are_zeros() {
     for key in ["plain", "cfg1"] {
         agrees(&mut engine, NO_T5, key, &request(NO_T5, key));
     }
-    let d = engine.info().defaults.clone();
+    let d = engine.info().defaults;
     assert_eq!((engine.info().family, d.steps, d.cfg_scale), ("SD 3", 28, 7.0));
 }
 
