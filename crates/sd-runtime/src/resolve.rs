@@ -59,6 +59,10 @@ impl ImageRequest {
                 let len = text.len();
                 return Err(Error::request(format!("{field}: want at most {MAX_PROMPT} bytes, got {len}")));
             }
+            // Files of pictures cannot keep it, which would show when all the work is done.
+            if text.contains('\0') {
+                return Err(Error::request(format!("{field}: holds a NUL character, want text")));
+            }
         }
         let (prompt, loras) = self.tagged(given.tags, &mut warnings)?;
         self.check_pictures(facts)?;
@@ -473,6 +477,8 @@ mod tests {
             ("eta: want a number", some(|r| r.eta = Some(-0.5))),
             ("prompt: want at most", some(|r| r.prompt = "(a".repeat(1 << 20))),
             ("negative_prompt: want at most", some(|r| r.negative_prompt = " ".repeat(MAX_PROMPT + 1))),
+            ("prompt: holds a NUL", some(|r| r.prompt = "a\0b".into())),
+            ("negative_prompt: holds a NUL", some(|r| r.negative_prompt = "\0".into())),
             ("seed: ", some(|r| (r.seed, r.batch_count) = (Some(i64::MAX), Some(2)))),
         ];
         for (want, request) in cases {

@@ -206,6 +206,10 @@ fn object(what: &str, text: &[u8]) -> Result<Map<String, Value>, Failure> {
     if text.is_empty() {
         return Err(Failure::bad(format!("{what} is empty, want a JSON object")));
     }
+    // In memory a value takes up to sixteen times its two bytes of text.
+    if text.iter().filter(|byte| **byte == b',').count() > limits::COMMAS {
+        return Err(Failure::bad(format!("{what} has more than {} commas", limits::COMMAS)));
+    }
     match serde_json::from_slice(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(other) => Err(Failure::bad(format!("{what} is {}, want a JSON object", kind(&other)))),
@@ -256,6 +260,7 @@ mod tests {
             ("{\"a\":", "not JSON"),
             ("\u{0}", "not JSON"),
             (&"[".repeat(100_000), "not JSON"),
+            (&format!("{{\"a\":[{}1]}}", "1,".repeat(limits::COMMAS + 1)), "commas"),
         ] {
             let e = Fields::parse(body.as_bytes()).unwrap_err();
             assert!(e.message().contains(part), "{part}: {}", e.message());

@@ -10,6 +10,8 @@ pub(crate) const STEPS: u32 = 150;
 pub(crate) const SIDE: u32 = 4096;
 /// The most bytes of a body, which may hold pictures.
 pub(crate) const BODY: usize = 64 << 20;
+/// The most commas of a body, which bound its values; two prompts of the greatest length have fewer.
+pub(crate) const COMMAS: usize = 1 << 18;
 /// The most pictures in one list.
 pub(crate) const PICTURES: usize = 16;
 /// The most LoRAs in a list.
