@@ -12,6 +12,8 @@ pub(crate) const SIDE: u32 = 4096;
 pub(crate) const BODY: usize = 64 << 20;
 /// The most commas of a body, which bound its values; two prompts of the greatest length have fewer.
 pub(crate) const COMMAS: usize = 1 << 18;
+/// The most bytes of a prompt.
+pub(crate) const PROMPT: usize = 1 << 16;
 /// The most pictures in one list.
 pub(crate) const PICTURES: usize = 16;
 /// The most LoRAs in a list.

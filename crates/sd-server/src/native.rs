@@ -287,17 +287,19 @@ fn set(to: &mut String, text: Option<String>) {
 pub(crate) fn follow_prompt(request: &mut ImageRequest) -> Result<Vec<String>, Failure> {
     const BEGIN: &str = "<sd_cpp_extra_args>";
     const END: &str = "</sd_cpp_extra_args>";
-    let mut first = None;
-    let mut prompt = std::mem::take(&mut request.prompt);
-    while let Some((before, rest)) = prompt.split_once(BEGIN) {
-        let Some((block, after)) = rest.split_once(END) else { break };
-        if block.contains('\n') {
-            break;
-        }
-        first.get_or_insert_with(|| block.to_owned());
-        prompt = format!("{before}{after}");
+    let given = std::mem::take(&mut request.prompt);
+    if given.len() > limits::PROMPT {
+        let (most, len) = (limits::PROMPT, given.len());
+        return Err(Failure::bad(format!("prompt: want at most {most} bytes, got {len}")));
     }
-    request.prompt = prompt;
+    let (mut first, mut rest) = (None, given.as_str());
+    while let Some((before, behind)) = rest.split_once(BEGIN) {
+        let Some((block, after)) = behind.split_once(END).filter(|(block, _)| !block.contains('\n')) else { break };
+        first.get_or_insert(block);
+        request.prompt.push_str(before);
+        rest = after;
+    }
+    request.prompt.push_str(rest);
     let Some(block) = first else { return Ok(Vec::new()) };
     let mut fields = Fields::parse_in("sd_cpp_extra_args", block.as_bytes())?;
     let warnings = apply(&mut fields, request)?;
@@ -372,6 +374,11 @@ mod tests {
         r.prompt = "a <sd_cpp_extra_args>{".into();
         follow_prompt(&mut r).unwrap();
         assert_eq!(r.prompt, "a <sd_cpp_extra_args>{");
+        r.prompt = "a<sd_cpp_extra_args>{}</sd_cpp_extra_args>".repeat(1000);
+        follow_prompt(&mut r).unwrap();
+        assert_eq!(r.prompt, "a".repeat(1000));
+        r.prompt = "a".repeat(limits::PROMPT + 1);
+        assert_eq!(follow_prompt(&mut r).unwrap_err().message(), "prompt: want at most 65536 bytes, got 65537");
     }
 
     #[test]

@@ -170,6 +170,39 @@ fn pictures() {
 }
 
 #[test]
+fn loras() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-loras");
+    std::fs::create_dir_all(folder.join("styles")).unwrap();
+    let header = br#"{"diffusion_model.out.2.diff_b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes(), &header[..], &0.5f32.to_le_bytes().repeat(4)].concat();
+    std::fs::write(folder.join("styles/pale.safetensors"), bytes).unwrap();
+    let server = Server::start(&["--lora-model-dir", folder.to_str().unwrap()]);
+    let listed = json!([{"name": "pale", "alias": "pale", "path": "styles/pale.safetensors", "metadata": {}}]);
+    assert_eq!(server.get("/sdapi/v1/loras"), listed);
+    assert_eq!(server.get("/sdcpp/v1/capabilities")["loras"], listed);
+    let draw = |prompt: &str, lora: Value| {
+        let ask = json!({"prompt": prompt, "width": 64, "height": 64, "steps": 2, "seed": 7, "lora": lora});
+        let (status, answer) = server.post("/sdapi/v1/txt2img", &ask);
+        assert_eq!((status, &answer["warnings"]), (200, &json!([])), "{answer}");
+        sd_io::Image::decode(&decoded(&answer["images"][0])).unwrap().rgb().to_vec()
+    };
+    let without = draw("a circle", json!(null));
+    let with = draw("a circle", json!([{"path": "styles/pale.safetensors", "multiplier": 0.5}]));
+    assert!(with == draw("a circle<lora:styles/pale:0.5>", json!([])) && with != without);
+    assert!(without == draw("a circle", json!([])), "something stayed");
+    let outside = json!([{"path": "../server-loras/styles/pale.safetensors"}]);
+    for path in ["/sdapi/v1/txt2img", "/sdcpp/v1/img_gen"] {
+        let (status, answer) = server.post(path, &json!({"prompt": "a", "lora": outside}));
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["error"].as_str().unwrap().contains("is outside of"), "{answer}");
+    }
+    let ask = json!({"prompt": "a<lora:heron:1>", "size": "64x64", "steps": 1});
+    let (status, answer) = server.post("/v1/images/generations", &ask);
+    assert_eq!(status, 400, "{answer}");
+    assert!(answer["error"].as_str().unwrap().starts_with("LoRA heron: not found"), "{answer}");
+}
+
+#[test]
 fn pictures_from_pictures() {
     let server = Server::start(&[]);
     let ask =
