@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub(crate) page: Option<PathBuf>,
     /// The folder of LoRAs.
     pub(crate) loras: Option<PathBuf>,
+    /// Held while a body is read into a request: before its size is known a picture may take a gigabyte.
+    pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl App {
@@ -176,6 +178,26 @@ async fn cross_origin(request: Request, next: Next) -> Response {
     response
 }
 
+/// What `read` makes of a body, beside the threads that serve connections. Nothing is read for a full queue.
+pub(crate) async fn read<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Body,
+    read: impl FnOnce(&App, &[u8]) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    app.queue.takes(0)?;
+    let body = body(request).await?;
+    let turn = app.reading.clone().lock_owned().await;
+    app.queue.takes(0)?;
+    let app = app.clone();
+    let reading = tokio::task::spawn_blocking(move || {
+        let result = read(&app, &body);
+        drop(turn);
+        result
+    });
+    let broken = |_| Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be read");
+    reading.await.map_err(broken)?
+}
+
 /// A whole body, held to a size and a time.
 pub(crate) async fn body(body: Body) -> Result<Bytes, Failure> {
     match tokio::time::timeout(limits::BODY_TIME, to_bytes(body, limits::BODY)).await {
@@ -221,6 +243,7 @@ impl App {
             defaults: ImageRequest::default(),
             page: None,
             loras: None,
+            reading: Arc::default(),
         }
     }
 }

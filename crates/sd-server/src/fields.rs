@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::limits;
 use base64::Engine as _;
 use sd_io::Image;
-use sd_runtime::{InputImage, InputMask};
+use sd_runtime::{ImageRequest, InputImage, InputMask};
 use serde_json::{Map, Value};
 
 /// The fields of a JSON object that have not been taken yet. `null` counts as absent.
@@ -14,19 +14,22 @@ pub(crate) struct Fields {
     /// What names are prefixed with in messages.
     prefix: String,
     left: Map<String, Value>,
+    /// Of the pictures that were read, which are bounded together.
+    pixels: u64,
 }
 
 impl Fields {
     /// Reads a body.
     pub(crate) fn parse(body: &[u8]) -> Result<Fields, Failure> {
         let left = object("the body", body)?;
-        Ok(Fields { prefix: String::new(), left })
+        Ok(Fields { prefix: String::new(), left, pixels: 0 })
     }
 
-    /// Reads an object that stands elsewhere, after which its fields are named.
-    pub(crate) fn parse_in(name: &str, text: &[u8]) -> Result<Fields, Failure> {
+    /// Reads an object that stands elsewhere, after which its fields are named, for a request that has pictures of
+    /// `pixels` already.
+    pub(crate) fn parse_in(name: &str, text: &[u8], pixels: u64) -> Result<Fields, Failure> {
         let left = object(name, text)?;
-        Ok(Fields { prefix: format!("{name}."), left })
+        Ok(Fields { prefix: format!("{name}."), left, pixels })
     }
 
     fn take(&mut self, name: &str) -> Option<Value> {
@@ -90,7 +93,9 @@ impl Fields {
     pub(crate) fn object(&mut self, name: &str) -> Result<Option<Fields>, Failure> {
         match self.take(name) {
             None => Ok(None),
-            Some(Value::Object(left)) => Ok(Some(Fields { prefix: format!("{}{name}.", self.prefix), left })),
+            Some(Value::Object(left)) => {
+                Ok(Some(Fields { prefix: format!("{}{name}.", self.prefix), left, pixels: self.pixels }))
+            }
             Some(other) => Err(self.wrong(name, "an object", &other)),
         }
     }
@@ -108,7 +113,7 @@ impl Fields {
         };
         let prefix = format!("{}{name}.", self.prefix);
         let one = |item: Value| match item {
-            Value::Object(left) => Ok(Fields { prefix: prefix.clone(), left }),
+            Value::Object(left) => Ok(Fields { prefix: prefix.clone(), left, pixels: self.pixels }),
             other => Err(self.wrong(name, WANT, &other)),
         };
         list.into_iter().map(one).collect::<Result<_, _>>().map(Some)
@@ -151,14 +156,14 @@ impl Fields {
             let prefix = &self.prefix;
             return Err(Failure::bad(format!("{prefix}{name}: want at most {} pictures", limits::PICTURES)));
         }
-        let one = |item: &Value| match item {
-            Value::String(text) => self.decode(name, text),
-            other => Err(self.wrong(name, "a list of strings", other)),
+        let one = |item: Value| match item {
+            Value::String(text) => self.decode(name, &text),
+            other => Err(self.wrong(name, "a list of strings", &other)),
         };
-        list.iter().map(one).collect()
+        list.into_iter().map(one).collect()
     }
 
-    fn decode(&self, name: &str, text: &str) -> Result<InputImage, Failure> {
+    fn decode(&mut self, name: &str, text: &str) -> Result<InputImage, Failure> {
         let wrong = |what: String| Failure::bad(format!("{}{name}: {what}", self.prefix));
         let text = match text.split_once(',') {
             Some((head, rest)) if head.starts_with("data:") => rest,
@@ -167,7 +172,19 @@ impl Fields {
         let bytes = base64::prelude::BASE64_STANDARD.decode(text.trim());
         let bytes = bytes.map_err(|e| wrong(format!("want base64: {e}")))?;
         let image = Image::decode(&bytes).map_err(|e| wrong(e.to_string()))?;
-        Ok(InputImage { width: image.width(), height: image.height(), rgb: image.rgb().to_vec() })
+        let (width, height) = (image.width(), image.height());
+        let pixels = u64::from(width) * u64::from(height);
+        if pixels > limits::PICTURE_PIXELS {
+            let most = limits::PICTURE_PIXELS;
+            return Err(wrong(format!("want at most {most} pixels, got {width}x{height}")));
+        }
+        let all = self.pixels + pixels;
+        if all > limits::REQUEST_PIXELS {
+            let most = limits::REQUEST_PIXELS;
+            return Err(wrong(format!("want at most {most} pixels in all pictures together, got {all}")));
+        }
+        self.pixels = all;
+        Ok(InputImage { width, height, rgb: image.rgb().to_vec() })
     }
 
     /// An error if one of these fields asks for something; false, zero, -1 and what is empty do not.
@@ -190,6 +207,13 @@ impl Fields {
         let asks = self.left.iter().filter(|(_, v)| !is_neutral(v));
         asks.map(|(name, _)| format!("{}{}: unknown, ignored", self.prefix, shortened(name))).collect()
     }
+}
+
+/// Bytes of the pictures that a request brings along.
+pub(crate) fn picture_bytes(request: &ImageRequest) -> usize {
+    let single = request.init_image.iter().chain(&request.control_image);
+    let pictures: usize = single.chain(&request.ref_images).map(|image| image.rgb.len()).sum();
+    pictures + request.mask.as_ref().map_or(0, |mask| mask.values.len())
 }
 
 /// The luma of a picture (ITU-R BT.601, as Pillow's mode L has it), or the opposite: what is bright is painted anew.
@@ -265,6 +289,26 @@ mod tests {
             let e = Fields::parse(body.as_bytes()).unwrap_err();
             assert!(e.message().contains(part), "{part}: {}", e.message());
         }
+    }
+
+    #[test]
+    fn pictures_are_bounded_one_by_one_and_together() {
+        let file = |width, height| {
+            let rgb = vec![0; width as usize * height as usize * 3];
+            crate::app::base64(&Image::new(width, height, rgb).unwrap().to_png(None).unwrap())
+        };
+        let mut f = Fields::parse(serde_json::json!({"a": file(4097, 4096)}).to_string().as_bytes()).unwrap();
+        assert_eq!(f.picture("a").unwrap_err().message(), "a: want at most 16777216 pixels, got 4097x4096");
+        let (large, small) = (file(4096, 4096), file(1, 1));
+        let json = serde_json::json!({"a": large, "b": [large], "c": small}).to_string();
+        let mut f = Fields::parse(json.as_bytes()).unwrap();
+        assert_eq!(f.picture("a").unwrap().unwrap().width, 4096);
+        assert_eq!(f.pictures("b").unwrap().len(), 1);
+        let e = f.picture("c").unwrap_err();
+        assert_eq!(e.message(), "c: want at most 33554432 pixels in all pictures together, got 33554433");
+        let json = serde_json::json!({"c": small}).to_string();
+        let mut f = Fields::parse_in("x", json.as_bytes(), limits::REQUEST_PIXELS).unwrap();
+        assert!(f.picture("c").unwrap_err().message().starts_with("x.c: want at most 33554432"));
     }
 
     #[test]

@@ -12,8 +12,16 @@ pub(crate) const SIDE: u32 = 4096;
 pub(crate) const BODY: usize = 64 << 20;
 /// The most commas of a body, which bound its values; two prompts of the greatest length have fewer.
 pub(crate) const COMMAS: usize = 1 << 18;
+/// The most bytes of a body that an answer repeats.
+pub(crate) const ECHO: usize = 1 << 20;
 /// The most bytes of a prompt.
 pub(crate) const PROMPT: usize = 1 << 16;
+/// The most pixels of a picture that a request brings along, two times those of the largest result.
+pub(crate) const PICTURE_PIXELS: u64 = 1 << 24;
+/// The most pixels of all pictures that a request brings along.
+pub(crate) const REQUEST_PIXELS: u64 = 1 << 25;
+/// The most bytes of the pictures of all requests that wait or run.
+pub(crate) const QUEUE_BYTES: usize = 1 << 30;
 /// The most pictures in one list.
 pub(crate) const PICTURES: usize = 16;
 /// The most LoRAs in a list.

@@ -77,6 +77,7 @@ async fn serve(args: &Args) -> Result<()> {
         defaults: args.defaults(),
         page: args.serve_html_path.clone(),
         loras: args.loras(),
+        reading: Arc::default(),
     };
     let signal = stop::signal()?;
     info!("listening on: http://{}", listener.local_addr().context("listen")?);

@@ -1,9 +1,9 @@
 //! The API of stable-diffusion.cpp's server, `/sdcpp/v1`: jobs that are submitted, polled and cancelled. Its schema
 //! can also stand in the prompts of the other APIs.
 
-use crate::app::{Answer, App, base64, body, unix_time};
+use crate::app::{Answer, App, base64, read, unix_time};
 use crate::failure::Failure;
-use crate::fields::{Fields, mask};
+use crate::fields::{Fields, mask, picture_bytes};
 use crate::limits;
 use crate::named;
 use crate::queue::{Format, Outcome, Picture, Place};
@@ -90,14 +90,16 @@ pub(crate) async fn img_gen(
     State(app): State<Arc<App>>,
     request: Body,
 ) -> Result<(StatusCode, Json<Value>), Failure> {
-    let mut fields = Fields::parse(&body(request).await?)?;
-    let mut request = app.defaults.clone();
-    let warnings = apply(&mut fields, &mut request)?;
-    app.has_loras(&request)?;
-    let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
-    let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
-    let format = format.unwrap_or(Format::Png);
-    let warnings = [warnings, fields.unknown()].concat();
+    let (request, format, warnings) = read(&app, request, |app, body| {
+        let mut fields = Fields::parse(body)?;
+        let mut request = app.defaults.clone();
+        let warnings = apply(&mut fields, &mut request)?;
+        app.has_loras(&request)?;
+        let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
+        let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
+        Ok((request, format.unwrap_or(Format::Png), [warnings, fields.unknown()].concat()))
+    })
+    .await?;
     let ticket = app.queue.submit(request, format)?;
     let (number, created) = (ticket.id(), unix_time());
     app.jobs.at(created).insert(number, Job { ticket: number, created, cancelled: false, done: None });
@@ -301,7 +303,7 @@ pub(crate) fn follow_prompt(request: &mut ImageRequest) -> Result<Vec<String>, F
     }
     request.prompt.push_str(rest);
     let Some(block) = first else { return Ok(Vec::new()) };
-    let mut fields = Fields::parse_in("sd_cpp_extra_args", block.as_bytes())?;
+    let mut fields = Fields::parse_in("sd_cpp_extra_args", block.as_bytes(), picture_bytes(request) as u64 / 3)?;
     let warnings = apply(&mut fields, request)?;
     fields.ignore(&["output_format", "output_compression"]);
     Ok([warnings, fields.unknown()].concat())

@@ -1,6 +1,6 @@
 //! OpenAI's image API: `GET /v1/models`, `POST /v1/images/generations`.
 
-use crate::app::{Answer, App, base64, body, unix_time};
+use crate::app::{Answer, App, base64, read, unix_time};
 use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
 use crate::limits;
@@ -21,10 +21,14 @@ pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
 
 /// Pictures from a prompt.
 pub(crate) async fn generations(State(app): State<Arc<App>>, request: Body) -> Answer {
-    let mut fields = Fields::parse(&body(request).await?)?;
-    let mut asked = Asked::read(&mut fields, &app.defaults)?;
-    let mut warnings = fields.unknown();
-    warnings.extend(native::follow_prompt(&mut asked.request)?);
+    let (asked, mut warnings) = read(&app, request, |app, body| {
+        let mut fields = Fields::parse(body)?;
+        let mut asked = Asked::read(&mut fields, &app.defaults)?;
+        let mut warnings = fields.unknown();
+        warnings.extend(native::follow_prompt(&mut asked.request)?);
+        Ok((asked, warnings))
+    })
+    .await?;
     let outcome = app.generate(asked.request, asked.format, &mut warnings).await?;
     let first = outcome.pictures.first().map(|p| &p.parameters);
     let size = first.map(|p| format!("{}x{}", p.width, p.height));

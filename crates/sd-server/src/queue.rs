@@ -1,7 +1,8 @@
 //! Requests wait here for the one worker that owns the engine.
 
 use crate::app::unix_time;
-use crate::fields::shortened;
+use crate::fields::{picture_bytes, shortened};
+use crate::limits;
 use sd_io::Image;
 use sd_runtime::{CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, Progress};
 use std::collections::VecDeque;
@@ -80,6 +81,7 @@ pub(crate) struct Running {
     pub(crate) progress: Option<Progress>,
     pub(crate) started: Instant,
     since: u64,
+    bytes: usize,
     pub(crate) interrupted: bool,
     cancel: CancelToken,
 }
@@ -87,6 +89,8 @@ pub(crate) struct Running {
 struct Job {
     id: u64,
     request: ImageRequest,
+    /// Of its pictures.
+    bytes: usize,
     format: Format,
     cancel: CancelToken,
     answer: oneshot::Sender<Outcome>,
@@ -98,6 +102,22 @@ struct State {
     running: Option<Running>,
     submitted: u64,
     closed: bool,
+}
+
+impl State {
+    fn takes(&self, bytes: usize) -> Result<(), Refused> {
+        if self.closed {
+            return Err(Refused::Stopping);
+        }
+        let running = self.running.iter().map(|running| running.bytes);
+        let held: usize = self.waiting.iter().map(|job| job.bytes).chain(running).sum();
+        if self.waiting.len() + usize::from(self.running.is_some()) >= MAX_QUEUE
+            || (bytes > 0 && held + bytes > limits::QUEUE_BYTES)
+        {
+            return Err(Refused::Full);
+        }
+        Ok(())
+    }
 }
 
 /// Where a request is.
@@ -130,19 +150,20 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Why a request that brings pictures of that many bytes would not be taken.
+    pub(crate) fn takes(&self, bytes: usize) -> Result<(), Refused> {
+        self.state().takes(bytes)
+    }
+
     /// Puts a request at the end.
     pub(crate) fn submit(self: &Arc<Queue>, request: ImageRequest, format: Format) -> Result<Ticket, Refused> {
+        let bytes = picture_bytes(&request);
         let mut state = self.state();
-        if state.closed {
-            return Err(Refused::Stopping);
-        }
-        if state.waiting.len() + usize::from(state.running.is_some()) >= MAX_QUEUE {
-            return Err(Refused::Full);
-        }
+        state.takes(bytes)?;
         state.submitted += 1;
         let (id, cancel) = (state.submitted, CancelToken::new());
         let (answer, outcome) = oneshot::channel();
-        state.waiting.push_back(Job { id, request, format, cancel: cancel.clone(), answer });
+        state.waiting.push_back(Job { id, request, bytes, format, cancel: cancel.clone(), answer });
         drop(state);
         self.wake.notify_one();
         Ok(Ticket { queue: self.clone(), id, cancel, outcome })
@@ -229,8 +250,15 @@ impl Queue {
             }
             if let Some(job) = state.waiting.pop_front() {
                 let (cancel, started, since) = (job.cancel.clone(), Instant::now(), unix_time());
-                state.running =
-                    Some(Running { id: job.id, progress: None, started, since, interrupted: false, cancel });
+                state.running = Some(Running {
+                    id: job.id,
+                    progress: None,
+                    started,
+                    since,
+                    bytes: job.bytes,
+                    interrupted: false,
+                    cancel,
+                });
                 return Some(job);
             }
             state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -316,6 +344,22 @@ mod tests {
         assert_eq!(queue.progress().1, 0);
         assert_eq!(submit(&queue).err(), Some(Refused::Stopping));
         assert!(queue.next().is_none());
+    }
+
+    #[test]
+    fn pictures_of_all_requests_are_bounded() {
+        let queue = Arc::new(Queue::default());
+        let _waiting = submit(&queue).unwrap();
+        queue.state().waiting.iter_mut().for_each(|job| job.bytes = limits::QUEUE_BYTES - 5);
+        assert_eq!((queue.takes(5), queue.takes(6)), (Ok(()), Err(Refused::Full)));
+        let job = queue.next().unwrap();
+        assert_eq!((queue.takes(5), queue.takes(6)), (Ok(()), Err(Refused::Full)), "running, {} counts", job.id);
+        let request = ImageRequest {
+            ref_images: vec![sd_runtime::InputImage { width: 2, height: 1, rgb: vec![0; 6] }],
+            mask: Some(sd_runtime::InputMask { width: 1, height: 1, values: vec![0] }),
+            ..ImageRequest::default()
+        };
+        assert_eq!(picture_bytes(&request), 7);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The API of A1111's web UI, `/sdapi/v1`, as far as it is about drawing.
 
-use crate::app::{Answer, App, base64, body};
+use crate::app::{self, Answer, App, base64, body};
 use crate::failure::Failure;
 use crate::fields::{self, Fields, shortened};
 use crate::limits;
@@ -69,38 +69,63 @@ const IGNORED: &[&str] = &[
 
 /// Pictures from a prompt.
 pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answer {
-    let body = body(request).await?;
-    let mut fields = Fields::parse(&body)?;
-    // Only of use to a second pass, which is refused.
-    fields.ignore(&["denoising_strength"]);
-    let (request, warnings) = read(&mut fields, &app)?;
-    draw(&app, &body, request, warnings).await
+    let asked = app::read(&app, request, |app, body| {
+        let mut fields = Fields::parse(body)?;
+        // Only of use to a second pass, which is refused.
+        fields.ignore(&["denoising_strength"]);
+        let (request, warnings) = read(&mut fields, app)?;
+        Asked::new(body, request, warnings)
+    });
+    draw(&app, asked.await?).await
 }
 
 /// Pictures from a prompt and a picture.
 pub(crate) async fn img2img(State(app): State<Arc<App>>, request: Body) -> Answer {
-    let body = body(request).await?;
-    let mut fields = Fields::parse(&body)?;
-    let first = fields.pictures("init_images")?.into_iter().next();
-    let first = first.ok_or_else(|| Failure::bad("init_images: want a list with the picture to start from"))?;
-    let strength = fields.not_negative("denoising_strength")?;
-    let mask = fields.picture("mask")?;
-    let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
-    let (mut request, warnings) = read(&mut fields, &app)?;
-    request.init_image = Some(first);
-    request.strength = strength.or(request.strength);
-    request.mask = mask.map(|mask| fields::mask(&mask, invert));
-    draw(&app, &body, request, warnings).await
+    let asked = app::read(&app, request, |app, body| {
+        let mut fields = Fields::parse(body)?;
+        let first = fields.pictures("init_images")?.into_iter().next();
+        let first = first.ok_or_else(|| Failure::bad("init_images: want a list with the picture to start from"))?;
+        let strength = fields.not_negative("denoising_strength")?;
+        let mask = fields.picture("mask")?;
+        let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
+        let (mut request, warnings) = read(&mut fields, app)?;
+        request.init_image = Some(first);
+        request.strength = strength.or(request.strength);
+        request.mask = mask.map(|mask| fields::mask(&mask, invert));
+        Asked::new(body, request, warnings)
+    });
+    draw(&app, asked.await?).await
+}
+
+/// What a client wants.
+struct Asked {
+    request: ImageRequest,
+    /// What the answer repeats of the body.
+    echo: Value,
+    warnings: Vec<String>,
+}
+
+impl Asked {
+    fn new(body: &[u8], mut request: ImageRequest, mut warnings: Vec<String>) -> Result<Asked, Failure> {
+        warnings.extend(native::follow_prompt(&mut request)?);
+        let mut echo: Value = serde_json::from_slice(body).unwrap_or_default();
+        if let Some(echo) = echo.as_object_mut() {
+            // The client has its own pictures, and what else is too long to be kept while the request waits.
+            let mut left = limits::ECHO;
+            echo.retain(|name, value| {
+                let len = name.len() + value.to_string().len();
+                let kept = !matches!(name.as_str(), "init_images" | "mask") && len <= left;
+                left -= if kept { len } else { 0 };
+                kept
+            });
+        }
+        Ok(Asked { request, echo, warnings })
+    }
 }
 
 /// Draws, and answers with an echo of the body.
-async fn draw(app: &App, body: &[u8], mut request: ImageRequest, mut warnings: Vec<String>) -> Answer {
-    warnings.extend(native::follow_prompt(&mut request)?);
-    let mut echo: Value = serde_json::from_slice(body).unwrap_or_default();
-    if let Some(echo) = echo.as_object_mut() {
-        // The client has its own pictures.
-        echo.retain(|name, _| !matches!(name.as_str(), "init_images" | "mask"));
-    }
+async fn draw(app: &App, asked: Asked) -> Answer {
+    let Asked { request, echo, mut warnings } = asked;
     let outcome = app.generate(request, Format::Png, &mut warnings).await?;
     let images: Vec<String> = outcome.pictures.iter().map(|p| base64(&p.bytes)).collect();
     let of = |f: fn(&sd_runtime::Parameters) -> Value| -> Vec<Value> {

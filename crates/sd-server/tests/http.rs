@@ -283,6 +283,19 @@ fn jobs_are_polled_and_cancelled() {
 }
 
 #[test]
+fn a_full_queue_refuses_before_it_reads() {
+    let server = Server::start(&[]);
+    let long = json!({"prompt": "a star", "batch_count": 8, "sample_params": {"sample_steps": 150}});
+    for _ in 0..64 {
+        assert_eq!(server.post("/sdcpp/v1/img_gen", &long).0, 202);
+    }
+    for path in ["/sdcpp/v1/img_gen", "/sdapi/v1/txt2img", "/sdapi/v1/img2img", "/v1/images/generations"] {
+        let (status, answer) = server.ask("POST", path, b"not JSON");
+        assert_eq!((status, &answer["error"]), (429, &json!("the queue is full, try again later")), "{path}");
+    }
+}
+
+#[test]
 fn hostile_requests_get_an_answer_that_names_the_fault() {
     let server = Server::start(&[]);
     let deep = "[".repeat(500_000);
