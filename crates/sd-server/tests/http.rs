@@ -414,6 +414,9 @@ fn wrong_starts_end_with_a_message() {
         (["--serve-html-path", "/nowhere.html"], "--serve-html-path"),
         (["--backend", "nothing"], "--backend"),
         (["--steps", "0"], "--steps"),
+        (["--t5xxl", "/nowhere.safetensors"], "/nowhere.safetensors"),
+        (["--refiner", "/nowhere.safetensors"], "refiner: /nowhere.safetensors"),
+        (["--vae-format", "sd9"], "--vae-format"),
     ] {
         let other = ["--listen-port", "0"];
         let before = if args[0] == "--listen-port" { &[][..] } else { &other[..] };

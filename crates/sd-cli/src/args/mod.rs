@@ -4,6 +4,7 @@ mod pictures;
 mod value;
 
 use crate::later;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
 use pictures::{Pictures, Steps};
@@ -110,7 +111,7 @@ pub(crate) struct Context {
     #[arg(long, value_name = "path")]
     pub(crate) refiner: Option<PathBuf>,
     /// Folder of LoRAs, which <lora:name:strength> in the prompt name; empty reads tags as text
-    #[arg(long, value_name = "path", default_value = ".")]
+    #[arg(long, value_name = "path", default_value = ".", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) lora_model_dir: PathBuf,
     /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
     #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<LoraMode>)]
