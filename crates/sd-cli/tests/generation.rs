@@ -3,7 +3,7 @@
 
 mod support;
 
-use sd_io::read_parameters;
+use sd_io::{Image, read_parameters};
 use std::path::Path;
 use support::{files, folder, sd_cli};
 
@@ -52,10 +52,16 @@ fn names_sizes_and_formats() {
     let folder = folder("generation-names");
     draw(&folder, &["-b", "2", "-o", "sub/b.png", "--output-begin-idx", "5"]);
     draw(&folder, &["-o", "n_%03d.jpg", "--compression-quality", "40"]);
+    draw(&folder, &["-o", "w.webp"]);
+    draw(&folder, &["-o", "w.png"]);
     draw(&folder, &["-o", "x.gif", "-W", "60", "-H", "64", "--disable-image-metadata"]);
-    assert_eq!(files(&folder), ["n_000.jpg", "sub", "x.gif.png"]);
+    assert_eq!(files(&folder), ["n_000.jpg", "sub", "w.png", "w.webp", "x.gif.png"]);
     assert_eq!(files(&folder.join("sub")), ["b_5.png", "b_6.png"]);
     assert!(read(&folder, "n_000.jpg").starts_with(&[0xff, 0xd8, 0xff]));
+    let [webp, png] = ["w.webp", "w.png"].map(|name| read(&folder, name));
+    assert_eq!((&webp[..4], &webp[8..12]), (&b"RIFF"[..], &b"WEBP"[..]));
+    assert_eq!(Image::decode(&webp).unwrap(), Image::decode(&png).unwrap(), "WebP is without loss");
+    assert_eq!(read_parameters(&webp), read_parameters(&png));
     let second = read(&folder.join("sub"), "b_6.png");
     assert!(read_parameters(&second).unwrap().contains("Seed: 43"));
 

@@ -57,7 +57,6 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["-M", "vid_gen"], &["--mode", "not supported yet"]),
     (&["--mode=paint"], &["--mode", "no such mode"]),
     (&["-o", ""], &["--output"]),
-    (&["-o", "a.webp"], &["--output", "not supported yet"]),
     (&["--backend", "no-such-device"], &["--backend", "no-such-device", "CPU"]),
     (&["--backend", "vae=cpu"], &["--backend", "vae=cpu", "not supported yet"]),
     (&["--rpc-servers", "127.0.0.1:1"], &["--rpc-servers", "127.0.0.1:1"]),

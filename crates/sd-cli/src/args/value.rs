@@ -29,9 +29,6 @@ pub(super) fn output(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("want a path".to_owned());
     }
-    if text.to_ascii_lowercase().ends_with(".webp") {
-        return Err("WebP is not supported yet; want .png, .jpg, .jpeg or .jpe".to_owned());
-    }
     Ok(text.to_owned())
 }
 
