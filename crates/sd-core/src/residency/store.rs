@@ -33,7 +33,6 @@ pub(crate) struct Store {
 struct Upload<'a> {
     weight: &'a Weight,
     dtype: DType,
-    bytes: Bytes,
 }
 
 impl Store {
@@ -73,14 +72,16 @@ impl Store {
                 continue;
             }
             cancel.check()?;
-            let bytes = self.fetch(weight)?;
-            if on_host && dtype == weight.dtype() && in_place(dtype, &bytes) {
-                let buffer = Buffer::lend(bytes)?;
-                buffer.mark_weights();
-                self.resident.insert(key, Resident { buffer: Arc::new(buffer), offset: 0 });
-            } else {
-                uploads.push(Upload { weight, dtype, bytes });
+            if on_host && dtype == weight.dtype() {
+                let bytes = self.fetch(weight)?;
+                if in_place(dtype, &bytes) {
+                    let buffer = Buffer::lend(bytes)?;
+                    buffer.mark_weights();
+                    self.resident.insert(key, Resident { buffer: Arc::new(buffer), offset: 0 });
+                    continue;
+                }
             }
+            uploads.push(Upload { weight, dtype });
         }
         self.upload(dev, &uploads, cancel)?;
         wanted
@@ -113,7 +114,8 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Uploads into as few buffers as the device's limit on their size allows.
+    /// Uploads into as few buffers as the device's limit on their size allows. Weights are read one after the other, as
+    /// sources that compute them give each memory of its own.
     fn upload(&mut self, dev: Dev, uploads: &[Upload], cancel: &CancelToken) -> Result<()> {
         let mut ctx = Context::new();
         let (align, limit) = (dev.alignment(), dev.max_buffer());
@@ -136,9 +138,12 @@ impl Store {
             for (u, &(id, offset)) in batch.iter().zip(&places) {
                 cancel.check()?;
                 ctx.place(id, &buffer, offset, dev)?;
+                let stored = self.fetch(u.weight)?;
                 let named = |e: Error| e.context(u.weight.origin().name.clone());
-                let bytes = converted(u.weight, u.dtype, &u.bytes).map_err(named)?;
-                ctx.write(id, &buffer, bytes.as_deref().unwrap_or(&u.bytes))?;
+                match converted(u.weight, u.dtype, &stored).map_err(named)? {
+                    Some(bytes) => ctx.write(id, &buffer, &bytes)?,
+                    None => ctx.write(id, &buffer, &stored)?,
+                }
             }
             for (u, &(_, offset)) in batch.iter().zip(&places) {
                 let r = Resident { buffer: buffer.clone(), offset };
