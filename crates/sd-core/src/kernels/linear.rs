@@ -82,9 +82,10 @@ impl HostOp for Products {
 
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, w] = operands else { return };
-        let Linear { m, n, k, .. } = self.each;
+        let Linear { m, n, k, dtype, .. } = self.each;
+        let Some(step) = dtype.bytes(n * k, k) else { return };
         for (i, &factor) in self.which.iter().enumerate() {
-            let operands = [x.wrapping_add(i * m * k * 4), w.wrapping_add(factor * n * k * 4)];
+            let operands = [x.wrapping_add(i * m * k * 4), w.wrapping_add(factor * step)];
             // SAFETY: as the caller promises for all of them.
             unsafe { self.each.compute(out.wrapping_add(i * m * n), &operands, part, parts) };
         }

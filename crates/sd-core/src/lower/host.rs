@@ -226,6 +226,9 @@ impl Lowering {
             Op::MatMulT => {
                 let all = self.operands(node)?;
                 let (r, dtype) = (dims.len(), all[1].dtype);
+                if !can_read(dtype) {
+                    return Ok(None);
+                }
                 let (m, n, k) = (dims[r - 2], dims[r - 1], all[0].dims[r - 1]);
                 let lead = |v: &View| v.dims[..r - 2].to_vec();
                 let factors = View::whole(Root::Temp(0), dtype, &lead(&all[1]));
@@ -421,6 +424,10 @@ impl Lowering {
         let mut places: HashMap<usize, (usize, usize)> = HashMap::new();
         let mut steps = Vec::with_capacity(calls.len());
         for (i, call) in calls.into_iter().enumerate() {
+            // Offsets count elements of four bytes.
+            if call.operands.iter().any(|v| v.offset > 0 && !matches!(v.dtype, DType::F32 | DType::I32)) {
+                return Ok(None);
+            }
             let temps: Vec<usize> = call.operands.iter().filter_map(|v| temp(v.root)).collect();
             let size = |t: usize| self.temps[t].saturating_mul(4).next_multiple_of(ALIGNMENT);
             if !bound.contains_key(&call.out) {
