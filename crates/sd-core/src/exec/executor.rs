@@ -24,7 +24,8 @@ pub struct Runner {
     device: Arc<Device>,
     dev: Dev,
     backend: Backend,
-    pool: Pool,
+    /// Threads of the kernels, started when a program first runs on them.
+    pool: Option<Pool>,
     store: Store,
     options: RunnerOptions,
     plans: Vec<Plan>,
@@ -47,14 +48,13 @@ impl Runner {
     pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
         let dev = device.ggml()?;
         let backend = Backend::new(dev, threads(options.threads))?;
-        let pool = Pool::new(threads(options.threads))?;
         let store = Store::new(device.clone(), source);
         let (workspace, carried, refuse) = (Arena::default(), Arena::default(), Vec::new());
         Ok(Runner {
             device,
             dev,
             backend,
-            pool,
+            pool: None,
             store,
             options,
             plans: Vec::new(),
@@ -111,7 +111,7 @@ impl Runner {
         let program = rewritten.as_deref().unwrap_or(program);
         let at = self.plan(program)?;
         let given = bind(program, &self.plans[at], inputs)?;
-        let Runner { dev, backend, pool, store, plans, workspace, carried, .. } = self;
+        let Runner { dev, backend, pool, store, options, plans, workspace, carried, .. } = self;
         let dev = *dev;
         let plan = &mut plans[at];
         let carried = carried.get(dev, plan.carried_size).map_err(|e| e.context("values between segments"))?;
@@ -154,6 +154,10 @@ impl Runner {
                             }
                         });
                     }
+                    let pool = match pool {
+                        Some(pool) => pool,
+                        None => pool.insert(Pool::new(threads(options.threads))?),
+                    };
                     run(&h.steps, &memories, pool, cancel).map_err(|e| phase(e, segment, "computing"))?;
                     for &v in &segment.writes {
                         for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
