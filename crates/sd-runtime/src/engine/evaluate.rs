@@ -1,7 +1,7 @@
 //! Evaluations of the diffusion network: branches that are alike run as one batch.
 
 use sd_core::exec::Runner;
-use sd_core::{CancelToken, Program, Result, Tensor};
+use sd_core::{CancelToken, Error, Program, Result, Tensor};
 use sd_models::{Evaluation, Model};
 
 use super::networks::{dims, only};
@@ -50,7 +50,8 @@ impl Evaluator {
                 }
             }
         }
-        Ok(out.into_iter().flatten().collect())
+        let missing = || Error::internal("the network gave fewer predictions than branches");
+        out.into_iter().map(|prediction| prediction.ok_or_else(missing)).collect()
     }
 
     fn run(
@@ -105,7 +106,7 @@ impl Evaluator {
             }
             self.built.push(Built { evaluation, program, tables });
         }
-        self.built.last().ok_or_else(|| sd_core::Error::internal("no diffusion program"))
+        self.built.last().ok_or_else(|| Error::internal("no diffusion program"))
     }
 }
 
