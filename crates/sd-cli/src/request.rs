@@ -3,7 +3,7 @@
 use crate::args::Args;
 use anyhow::{Context, Result, bail};
 use sd_io::Image;
-use sd_runtime::{ImageRequest, InputImage, InputMask, ReferenceIndex, SkipLayers};
+use sd_runtime::{ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -11,9 +11,6 @@ use tracing::warn;
 
 /// Sides are multiples of this: the autoencoder shrinks them eight times.
 const SIDE_STEP: u32 = 8;
-
-/// The most bytes of a prompt file. No text encoder reads nearly as much.
-const MAX_PROMPT: u64 = 1 << 20;
 
 /// What `args` ask for.
 pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
@@ -152,9 +149,9 @@ fn text(option: &str, given: &str, file: Option<&Path>) -> Result<String> {
     let Some(file) = file else { return Ok(given.to_owned()) };
     let mut text = String::new();
     // A device such as /dev/zero has no end.
-    let opened = File::open(file).and_then(|file| file.take(MAX_PROMPT + 1).read_to_string(&mut text));
+    let opened = File::open(file).and_then(|file| file.take(MAX_PROMPT as u64 + 1).read_to_string(&mut text));
     opened.with_context(|| format!("{option} {}", file.display()))?;
-    if text.len() as u64 > MAX_PROMPT {
+    if text.len() > MAX_PROMPT {
         bail!("{option} {}: more than {MAX_PROMPT} bytes, the most a prompt can have", file.display());
     }
     if text.contains('\0') {

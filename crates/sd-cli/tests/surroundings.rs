@@ -11,8 +11,8 @@ fn a_prompt_file_is_text_of_a_sensible_length() {
     let folder = folder("surroundings-prompt");
     std::fs::write(folder.join("nul.txt"), "red\0circle").unwrap();
     std::fs::write(folder.join("latin1.txt"), b"caf\xe9").unwrap();
-    std::fs::write(folder.join("long.txt"), vec![b'a'; (1 << 20) + 1]).unwrap();
-    for (name, part) in [("nul.txt", "NUL"), ("latin1.txt", "UTF-8"), ("long.txt", "more than 1048576 bytes")] {
+    std::fs::write(folder.join("long.txt"), vec![b'a'; (1 << 16) + 1]).unwrap();
+    for (name, part) in [("nul.txt", "NUL"), ("latin1.txt", "UTF-8"), ("long.txt", "more than 65536 bytes")] {
         for option in ["--prompt-file", "--negative-prompt-file"] {
             let run = sd_cli(&folder, &[option, name]);
             assert_eq!(run.code, Some(1), "{name}: {}", run.stderr);

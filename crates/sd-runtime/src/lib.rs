@@ -42,8 +42,8 @@ pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner};
 pub use request::{
-    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
-    ReferenceIndex, SkipLayers,
+    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE,
+    MAX_STEPS, ReferenceIndex, SkipLayers,
 };
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};

@@ -12,6 +12,8 @@ use crate::rng::RngKind;
 use crate::sampler::SamplerKind;
 use crate::schedule::SchedulerKind;
 
+/// The longest prompt in bytes. Reading one takes time by the square of its open brackets.
+pub const MAX_PROMPT: usize = 1 << 16;
 /// The longest side a picture can have, in pixels.
 pub const MAX_SIDE: u32 = 16_384;
 /// The most pixels a picture can have; 3840x2160 is below it.

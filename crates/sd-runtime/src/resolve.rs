@@ -7,13 +7,12 @@ use sd_models::adapter::tags::{self, Tag, Tagged};
 use crate::generate::{Facts, Levels};
 use crate::parameters::{Parameters, Refiner};
 use crate::request::{
-    Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
+    Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
+    SkipLayers,
 };
 use crate::sampler::SampleOptions;
 use crate::schedule::SchedulerKind;
 
-/// The longest prompt in bytes. Reading one takes time by the square of its open brackets.
-const MAX_PROMPT: usize = 1 << 16;
 /// Sides are multiples of this.
 const SIDE_STEP: u32 = 8;
 const STRENGTH: f32 = 0.75;
@@ -461,7 +460,7 @@ mod tests {
             edit(&mut r);
             r
         };
-        let cases: [(&str, ImageRequest); 16] = [
+        let cases: [(&str, ImageRequest); 18] = [
             ("width: want a multiple of 8", some(|r| r.width = Some(0))),
             ("width: want a multiple of 8", some(|r| r.width = Some(129))),
             ("width: want a multiple of 8", some(|r| r.width = Some(u32::MAX - 7))),
