@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use clap::{ArgAction, Parser};
 use sd_runtime::{
     DType, Device, Engine, ImageRequest, LoraMode, MAX_SIDE, Prediction, RngKind, SamplerKind, SchedulerKind,
-    add_rpc_server,
+    VaeFormat, add_rpc_server,
 };
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -69,9 +69,18 @@ struct Model {
     /// Second text encoder, OpenCLIP bigG, that replaces the checkpoint's
     #[arg(long = "clip_g", value_name = "path")]
     clip_g: Option<PathBuf>,
+    /// T5-XXL text encoder that replaces the checkpoint's
+    #[arg(long, value_name = "path")]
+    t5xxl: Option<PathBuf>,
     /// Autoencoder that replaces the checkpoint's
     #[arg(long, value_name = "path")]
     vae: Option<PathBuf>,
+    /// Whose latents the autoencoder makes: auto (the family's), flux or sd3
+    #[arg(long, value_name = "string", default_value = "auto", value_parser = vae_format)]
+    vae_format: OwnVae,
+    /// Checkpoint that does the last steps, such as SDXL's refiner
+    #[arg(long, value_name = "path")]
+    refiner: Option<PathBuf>,
     /// Folder of LoRAs, which requests and <lora:name:strength> in prompts name; without it there are none
     #[arg(long, value_name = "path")]
     lora_model_dir: Option<PathBuf>,
@@ -158,7 +167,7 @@ impl Args {
 
     /// Opens the model.
     pub(crate) fn open(&self) -> Result<Engine> {
-        let Model { model, diffusion_model, clip_l, clip_g, vae, .. } = &self.model;
+        let Model { model, diffusion_model, clip_l, clip_g, t5xxl, vae, refiner, .. } = &self.model;
         for server in self.model.rpc_servers.iter().map(|s| s.trim()).filter(|s| !s.is_empty()) {
             add_rpc_server(server).context("--rpc-servers")?;
         }
@@ -182,8 +191,17 @@ impl Args {
         if let Some(path) = clip_g {
             builder = builder.clip_g(path);
         }
+        if let Some(path) = t5xxl {
+            builder = builder.t5xxl(path);
+        }
         if let Some(path) = vae {
             builder = builder.vae(path);
+        }
+        if let Some(format) = self.model.vae_format.0 {
+            builder = builder.vae_format(format);
+        }
+        if let Some(path) = refiner {
+            builder = builder.refiner(path);
         }
         if let Some(path) = &self.model.lora_model_dir {
             builder = builder.lora_folder(path);
@@ -216,6 +234,22 @@ fn log_level(text: &str) -> Result<LevelFilter, String> {
         "error" => Ok(LevelFilter::ERROR),
         _ => Err("want debug, verbose, info, warn or error".to_owned()),
     }
+}
+
+/// The latents of an autoencoder, if they are not those of the model's family.
+#[derive(Debug, Clone, Copy)]
+struct OwnVae(Option<VaeFormat>);
+
+fn vae_format(text: &str) -> Result<OwnVae, String> {
+    if text == "auto" {
+        return Ok(OwnVae(None));
+    }
+    let format = text.parse().map_err(|e: sd_runtime::Error| {
+        let message = e.to_string();
+        // clap names the option itself.
+        message.strip_prefix("vae_format: ").unwrap_or(&message).to_owned()
+    })?;
+    Ok(OwnVae(Some(format)))
 }
 
 fn weight_type(text: &str) -> Result<DType, String> {

@@ -20,6 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const KEPT: u64 = 600;
 /// How many finished jobs keep their pictures.
 const KEPT_JOBS: usize = 64;
+/// How many bytes these pictures may have, as text; those of the last job are kept whatever they have.
+const KEPT_BYTES: usize = 256 << 20;
+/// How many finished jobs are known.
+const KEPT_IDS: usize = 1024;
 
 /// Fields that cannot be followed yet, unless they ask for nothing.
 const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "upscale_model", "ad_model"];
@@ -62,6 +66,8 @@ struct Done {
     status: &'static str,
     /// Dropped when the job expires.
     result: Option<Value>,
+    /// Of the pictures in the result.
+    bytes: usize,
     error: Value,
 }
 
@@ -71,15 +77,24 @@ impl Jobs {
         let mut jobs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let age = |job: &Job| job.done.as_ref().map_or(0, |done| now.saturating_sub(done.completed));
         jobs.retain(|_, job| age(job) <= 2 * KEPT);
-        let mut kept = 0;
-        for job in jobs.values_mut().rev() {
+        let (mut finished, mut kept, mut bytes) = (0, 0, 0);
+        let mut forgotten = Vec::new();
+        for (number, job) in jobs.iter_mut().rev() {
             let old = age(job) > KEPT;
-            if let Some(done) = job.done.as_mut().filter(|done| done.result.is_some()) {
-                kept += 1;
-                if old || kept > KEPT_JOBS {
+            let Some(done) = &mut job.done else { continue };
+            finished += 1;
+            if finished > KEPT_IDS {
+                forgotten.push(*number);
+            }
+            if done.result.is_some() {
+                (kept, bytes) = (kept + 1, bytes + done.bytes);
+                if old || kept > KEPT_JOBS || (kept > 1 && bytes > KEPT_BYTES) {
                     done.result = None;
                 }
             }
+        }
+        for number in forgotten {
+            jobs.remove(&number);
         }
         jobs
     }
@@ -180,6 +195,7 @@ impl Done {
     fn new(outcome: Option<Outcome>, cancelled: bool, format: Format, completed: u64) -> Done {
         let failed = |code: &str, message: &str| json!({"code": code, "message": message});
         let started = outcome.as_ref().map(|outcome| outcome.started);
+        let mut bytes = 0;
         let (status, result, error) = match &outcome {
             None if cancelled => ("cancelled", None, failed("cancelled", "job cancelled by client")),
             None => ("failed", None, failed("generation_failed", "the server is stopping")),
@@ -190,11 +206,13 @@ impl Done {
             Some(Outcome { pictures, warnings, .. }) => {
                 let image = |(index, picture): (usize, &Picture)| json!({"index": index, "b64_json": base64(&picture.bytes), "seed": picture.parameters.seed});
                 let images: Vec<Value> = pictures.iter().enumerate().map(image).collect();
+                // Four characters for three bytes.
+                bytes = pictures.iter().map(|picture| picture.bytes.len().div_ceil(3) * 4).sum();
                 let result = json!({"output_format": format.name(), "images": images, "warnings": warnings});
                 ("completed", Some(result), Value::Null)
             }
         };
-        Done { started, completed, status, result, error }
+        Done { started, completed, status, result, bytes, error }
     }
 }
 
@@ -391,6 +409,7 @@ mod tests {
             completed,
             status: "completed",
             result: Some(json!(1)),
+            bytes: 0,
             error: json!(null),
         };
         for number in 0..KEPT_JOBS as u64 + 1 {
@@ -401,6 +420,30 @@ mod tests {
         assert!(jobs.at(10).get(&0).unwrap().done.as_ref().unwrap().result.is_none(), "the oldest goes first");
         assert_eq!((kept(611), jobs.at(611).len()), (0, KEPT_JOBS + 1));
         assert_eq!(jobs.at(1211).len(), 0);
+    }
+
+    #[test]
+    fn the_last_results_are_kept_within_a_size() {
+        let jobs = Jobs::default();
+        let add = |number, bytes, result| {
+            let done = Done { started: None, completed: 10, status: "", result, bytes, error: json!(null) };
+            jobs.at(10).insert(number, Job { ticket: 0, created: 0, cancelled: false, done: Some(done) });
+        };
+        let kept = || -> Vec<u64> {
+            let has = |job: &Job| job.done.as_ref().unwrap().result.is_some();
+            jobs.at(10).iter().filter(|(_, job)| has(job)).map(|(number, _)| *number).collect()
+        };
+        for number in 0..4 {
+            add(number, KEPT_BYTES / 2, Some(json!(1)));
+        }
+        assert_eq!(kept(), [2, 3]);
+        add(4, KEPT_BYTES + 1, Some(json!(1)));
+        assert_eq!(kept(), [4], "the last, whatever it has");
+        for number in 5..KEPT_IDS as u64 + 5 {
+            add(number, 0, None);
+        }
+        let jobs = jobs.at(10);
+        assert_eq!((jobs.len(), jobs.first_key_value().map(|(number, _)| *number)), (KEPT_IDS, Some(5)));
     }
 
     #[test]
