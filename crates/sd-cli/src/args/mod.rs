@@ -8,7 +8,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
 use pictures::{Pictures, Steps};
-use sd_runtime::{DType, LoraMode, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind};
+use sd_runtime::{
+    DType, LoraMode, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind,
+};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
@@ -50,8 +52,8 @@ pub(crate) struct Cli {
     /// What to do: img_gen, or convert to write a model in other types or another format
     #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
     pub(crate) mode: Mode,
-    /// Where to write: a .png, .jpg, .jpeg, .jpe or .webp file; %d, %3d and %03d stand for the number of the image.
-    /// With -M convert a .gguf or .safetensors file
+    /// Where to write: a .png, .jpg, .jpeg or .jpe file; %d, %3d and %03d stand for the number of the image. With -M
+    /// convert a .gguf or .safetensors file
     #[arg(short, long, value_name = "string", default_value = "output.png", value_parser = output)]
     pub(crate) output: String,
     /// Number of the first image; negative means 0
