@@ -19,6 +19,8 @@ const MAX_PERIOD: f32 = 10_000.0;
 /// Channels of a head where no norm of queries shows them (`hidden_size = 64 * depth`, `num_heads = depth` in
 /// `mmditx.py`).
 const HEAD: usize = 64;
+/// Pixels across for each value across of the latent, as SD 3's autoencoder has it.
+const PIXELS: usize = 8;
 
 /// Sizes, read off the weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,8 +155,12 @@ fn patches(g: &Graph, w: &Scope, cfg: &Config, x: Var) -> Result<Var> {
     let [rows, columns] = [h / PATCH, wd / PATCH];
     if !h.is_multiple_of(PATCH) || !wd.is_multiple_of(PATCH) || rows.max(columns) > cfg.side {
         return Err(Error::request(format!(
-            "a latent of {h} by {wd}: want even sides of at most {}, as far as the model knows positions",
-            cfg.side.saturating_mul(PATCH)
+            "width, height: {}x{} is not for this model, want multiples of {} of at most {} pixels, as far as it \
+             knows positions",
+            wd.saturating_mul(PIXELS),
+            h.saturating_mul(PIXELS),
+            PATCH * PIXELS,
+            cfg.side.saturating_mul(PATCH * PIXELS)
         )));
     }
     let stride = Conv2dOptions { stride: PATCH, ..Conv2dOptions::default() };
