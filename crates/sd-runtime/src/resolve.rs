@@ -5,6 +5,7 @@ use sd_models::Joined;
 use sd_models::adapter::tags::{self, Tag, Tagged};
 
 use crate::generate::{Facts, Levels};
+use crate::input::InputImage;
 use crate::parameters::{Parameters, Refiner};
 use crate::request::{
     Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
@@ -101,8 +102,17 @@ impl ImageRequest {
             None => defaults.clip_skip,
         };
         let rng = self.rng.unwrap_or_default();
-        self.extra_sample_args.parse::<SampleOptions>()?;
+        let options: SampleOptions = self.extra_sample_args.parse()?;
         let (scheduler, flow_shift) = self.schedule(given, &mut warnings)?;
+        let slg = self.skip_layers(facts)?;
+        let image_cfg_scale = self.image_guidance(facts, &mut warnings)?;
+        let reads_negative = options.guidance_schedule.is_some()
+            || cfg_scale != image_cfg_scale.unwrap_or(1.0)
+            || (cfg_scale == 1.0 && sampler.uses_base());
+        if slg.is_some() && options.slg_uncond && !reads_negative {
+            let why = format!("a cfg_scale of {cfg_scale} reads no negative prompt to leave blocks out of");
+            warnings.push(format!("slg_uncond: {why}, so slg has no effect"));
+        }
         let first = Parameters {
             prompt: self.prompt.clone(),
             negative_prompt: self.negative_prompt.clone(),
@@ -119,7 +129,7 @@ impl ImageRequest {
             sampler_rng: self.sampler_rng.filter(|kind| *kind != rng),
             model: given.model.to_owned(),
             guidance: self.distilled_guidance(given, &mut warnings)?,
-            image_cfg_scale: self.image_guidance(facts, &mut warnings)?,
+            image_cfg_scale,
             flow_shift,
             sigmas,
             timestep_shift: self.timestep_shift(facts, &mut warnings)?,
@@ -134,7 +144,7 @@ impl ImageRequest {
                 256,
                 u32::MAX,
             )?,
-            slg: self.skip_layers(facts)?,
+            slg,
             circular_x: self.circular_x,
             circular_y: self.circular_y,
             refiner: self.refiner(given, &mut warnings)?,
@@ -167,6 +177,15 @@ impl ImageRequest {
             image.iter().try_for_each(|image| image.check(field))?;
         }
         self.ref_images.iter().try_for_each(|image| image.check("ref_images"))?;
+        if self.ref_resize == Some(false)
+            && let Some(InputImage { width, height, .. }) =
+                self.ref_images.iter().find(|i| u64::from(i.width) * u64::from(i.height) > MAX_PIXELS)
+        {
+            let what = format!(
+                "ref_images: {width}x{height} has more than {MAX_PIXELS} pixels, the most of a reference that is not resized"
+            );
+            return Err(Error::request(what).hint("let it be resized, or give a smaller one"));
+        }
         let family = facts.family;
         let wrong = |what: String| Err(Error::request(what));
         if let Some(mask) = &self.mask {
@@ -383,7 +402,7 @@ fn fraction<T: Copy + Into<f64> + std::fmt::Display>(field: &str, value: T) -> R
 mod tests {
     use super::*;
     use crate::guidance::Prediction;
-    use crate::input::{InputImage, InputMask};
+    use crate::input::InputMask;
     use crate::sampler::SamplerKind;
     use crate::schedule::SigmaTable;
 
@@ -547,6 +566,20 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_a_negative_prompt_that_is_not_read_are_not_skipped() {
+        let warnings = |cfg_scale, args: &str| {
+            let slg = Some(SkipLayers { layers: vec![7], scale: 2.5, ..SkipLayers::default() });
+            let extra_sample_args = args.to_owned();
+            let r = ImageRequest { slg, extra_sample_args, cfg_scale, ..Default::default() };
+            resolve_for(&r, &flux()).unwrap().warnings
+        };
+        let unread = warnings(Some(1.0), "slg_uncond=1");
+        assert!(unread.len() == 1 && unread[0].starts_with("slg_uncond: a cfg_scale of 1 reads no"), "{unread:?}");
+        assert_eq!(warnings(Some(3.0), "slg_uncond=1"), [""; 0]);
+        assert_eq!(warnings(Some(1.0), ""), [""; 0]);
+    }
+
+    #[test]
     fn a_flows_shift_needs_a_schedule_that_reads_it() {
         let flux_defaults = Defaults { scheduler: SchedulerKind::Flux, ..DEFAULTS };
         let with = |scheduler| {
@@ -604,6 +637,11 @@ mod tests {
                 "ref_images: this SD 1.x model does not",
                 some(|r| r.ref_images = picture(8, 8).into_iter().collect()),
                 facts(),
+            ),
+            (
+                "ref_images: 4096x2049 has more than",
+                some(|r| (r.ref_images, r.ref_resize) = (vec![picture(4096, 2049).unwrap()], Some(false))),
+                flux(),
             ),
             ("ref_images: want at most", some(|r| r.ref_images = vec![picture(8, 8).unwrap(); 17]), flux()),
             (

@@ -155,18 +155,30 @@ impl Networks for Loaded {
         &self.facts
     }
 
-    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
+    fn fits(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<()> {
         let total = self.device.memory().total;
         let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
         let network = self.model.diffusion_program(&evaluation)?;
         let [h, w] = evaluation.size;
         let decoder = self.model.decode_program(1, h, w, evaluation.circular)?;
-        for (stage, part, program) in
-            [(Stage::Denoise, Part::Diffusion, network), (Stage::Decode, Part::Autoencoder, decoder)]
-        {
+        const SIZE: &str = "width, height";
+        let mut programs = vec![
+            (SIZE, Stage::Denoise, Part::Diffusion, network),
+            (SIZE, Stage::Decode, Part::Autoencoder, decoder),
+        ];
+        let mut sizes: Vec<(&str, [usize; 2])> = encodes.then_some((SIZE, evaluation.size)).into_iter().collect();
+        // The largest need most.
+        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
+        sizes.extend(largest.map(|size| ("ref_images", *size)));
+        for (field, size) in sizes {
+            let [h, w] = size.map(|side| side * self.facts.pixels);
+            let encoder = self.model.encode_program(1, h, w, evaluation.circular)?;
+            programs.push((field, Stage::Encode, Part::Autoencoder, encoder));
+        }
+        for (field, stage, part, program) in programs {
             let steps = runner(&mut self.runners, part)?.measure(&program)?;
             let need = steps.iter().map(|s| s.workspace).max().unwrap_or(0);
-            has_room(stage, need, self.device.name(), total)?;
+            has_room(field, stage, need, self.device.name(), total)?;
         }
         Ok(())
     }
@@ -268,13 +280,13 @@ fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
 }
 
 /// An error if a stage needs more than the device has; `total` is 0 where it does not say.
-fn has_room(stage: Stage, need: usize, device: &str, total: usize) -> Result<()> {
+fn has_room(field: &str, stage: Stage, need: usize, device: &str, total: usize) -> Result<()> {
     if total == 0 || need <= total {
         return Ok(());
     }
     let gib = |bytes: usize| bytes as f64 / (1u64 << 30) as f64;
     let (stage, need, total) = (stage.name(), gib(need), gib(total));
-    let message = format!("width, height: {stage} needs {need:.1} GiB of workspace, {device} has {total:.1} GiB");
+    let message = format!("{field}: {stage} needs {need:.1} GiB of workspace, {device} has {total:.1} GiB");
     Err(Error::request(message).hint("ask for a smaller picture"))
 }
 
@@ -293,9 +305,9 @@ mod tests {
 
     #[test]
     fn a_picture_needs_room() {
-        assert!(has_room(Stage::Decode, 3 << 30, "CUDA0", 3 << 30).is_ok());
-        assert!(has_room(Stage::Decode, 3 << 30, "CUDA0", 0).is_ok());
-        let e = has_room(Stage::Decode, 3 << 29, "CUDA0", 1 << 30).unwrap_err();
+        assert!(has_room("width, height", Stage::Decode, 3 << 30, "CUDA0", 3 << 30).is_ok());
+        assert!(has_room("width, height", Stage::Decode, 3 << 30, "CUDA0", 0).is_ok());
+        let e = has_room("width, height", Stage::Decode, 3 << 29, "CUDA0", 1 << 30).unwrap_err();
         let want = "width, height: decoding needs 1.5 GiB of workspace, CUDA0 has 1.0 GiB";
         assert!(e.is_request() && e.to_string().starts_with(want), "{e}");
     }

@@ -23,8 +23,9 @@ pub(crate) trait Networks {
     fn facts(&self) -> &Facts;
 
     /// An error if the device cannot hold what this evaluation of the diffusion network needs, or decoding its
-    /// latent, before anything is allocated. Tokens of the context are not known yet.
-    fn fits(&mut self, evaluation: &Evaluation) -> Result<()>;
+    /// latent, or encoding its references and, if `encodes`, a picture of its size, before anything is allocated.
+    /// Tokens of the context are not known yet.
+    fn fits(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<()>;
 
     /// What a prompt conditions the diffusion network on.
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
@@ -193,13 +194,13 @@ pub(crate) fn run(
         circular: p.circular(),
         ..Evaluation::default()
     };
-    net.fits(&evaluation)?;
+    net.fits(&evaluation, request.init_image.is_some() || net.facts().joined != Joined::None)?;
     let conditions = conditions(net, resolved, guide.reads_negative(), first, watch)?;
     let pictures = Pictures::encode(net, request, p, &size, first, watch)?;
     let mut models = vec![Model { net, conditions, evaluation: evaluation.clone() }];
     if let Some(net) = refiner {
         let evaluation = Evaluation { references: Vec::new(), ..evaluation };
-        net.fits(&evaluation)?;
+        net.fits(&evaluation, false)?;
         let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
         models.push(Model { net, conditions, evaluation });
     }

@@ -45,7 +45,7 @@ impl Networks for Fake {
         &self.facts
     }
 
-    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
+    fn fits(&mut self, evaluation: &Evaluation, _encodes: bool) -> Result<()> {
         assert!((1..=4).contains(&evaluation.batch));
         Ok(())
     }
