@@ -80,6 +80,40 @@ impl Fields {
         }
     }
 
+    /// A number in full precision.
+    pub(crate) fn double(&mut self, name: &str) -> Result<Option<f64>, Failure> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| self.wrong(name, "a number", &value))
+    }
+
+    /// A list of at most `most` numbers.
+    pub(crate) fn numbers(&mut self, name: &str, most: usize) -> Result<Option<Vec<f64>>, Failure> {
+        self.list(name, most, "numbers", Value::as_f64)
+    }
+
+    /// A list of at most `most` whole numbers of 0 or more.
+    pub(crate) fn indices(&mut self, name: &str, most: usize) -> Result<Option<Vec<usize>>, Failure> {
+        self.list(name, most, "whole numbers of 0 or more", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+
+    fn list<T>(
+        &mut self,
+        name: &str,
+        most: usize,
+        want: &str,
+        one: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<Vec<T>>, Failure> {
+        let want = format!("a list of at most {most} {want}");
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(list)) if list.len() <= most => {
+                let one = |item| one(item).ok_or_else(|| self.wrong(name, &want, item));
+                list.iter().map(one).collect::<Result<_, _>>().map(Some)
+            }
+            Some(other) => Err(self.wrong(name, want, &other)),
+        }
+    }
+
     /// A number of 0 or more.
     pub(crate) fn not_negative(&mut self, name: &str) -> Result<Option<f32>, Failure> {
         let Some(value) = self.take(name) else { return Ok(None) };

@@ -26,6 +26,8 @@ pub(crate) const QUEUE_BYTES: usize = 1 << 30;
 pub(crate) const PICTURES: usize = 16;
 /// The most LoRAs in a list.
 pub(crate) const LORAS: usize = 32;
+/// The most layers in a list.
+pub(crate) const LAYERS: usize = 256;
 /// How long a body may take to arrive.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(30);
 

@@ -239,7 +239,13 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         if let Some(mut guidance) = sample.object("guidance")? {
             request.cfg_scale = guidance.not_negative("txt_cfg")?.or(request.cfg_scale);
             if let Some(mut layers) = guidance.object("slg")? {
-                layers.unsupported(&["scale"])?;
+                let mut slg = request.slg.take().unwrap_or_default();
+                slg.scale = layers.number("scale")?.unwrap_or(slg.scale);
+                slg.layers = layers.indices("layers", limits::LAYERS)?.unwrap_or(slg.layers);
+                slg.start = layers.double("layer_start")?.unwrap_or(slg.start);
+                slg.end = layers.double("layer_end")?.unwrap_or(slg.end);
+                request.slg = Some(slg).filter(|slg| slg.scale != 0.0);
+                warnings.extend(layers.unknown());
             }
             request.guidance = guidance.not_negative("distilled_guidance")?.or(request.guidance);
             request.image_cfg_scale = guidance.not_negative("img_cfg")?.or(request.image_cfg_scale);
@@ -247,7 +253,11 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         }
         set(&mut request.extra_sample_args, sample.text("extra_sample_args")?);
         request.flow_shift = sample.not_negative("flow_shift")?.or(request.flow_shift);
-        sample.unsupported(&["custom_sigmas", "shifted_timestep"])?;
+        // An empty list and 0 leave the schedule as it is.
+        let sigmas = sample.numbers("custom_sigmas", limits::STEPS as usize + 1)?;
+        request.sigmas = sigmas.filter(|sigmas| !sigmas.is_empty()).or(request.sigmas.take());
+        let shift = sample.small("shifted_timestep", 0, 1000)?;
+        request.timestep_shift = shift.filter(|shift| *shift > 0).or(request.timestep_shift);
         warnings.extend(sample.unknown());
     }
     warnings.extend(loras(fields, request)?);
@@ -330,7 +340,7 @@ pub(crate) fn follow_prompt(request: &mut ImageRequest) -> Result<Vec<String>, F
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sd_runtime::{SamplerKind, SchedulerKind};
+    use sd_runtime::{SamplerKind, SchedulerKind, SkipLayers};
 
     #[test]
     fn the_schema() {
@@ -355,6 +365,45 @@ mod tests {
             (r#"{"lora":{"path":"x"}}"#, "lora: want a list of objects, got an object"),
         ] {
             let e = apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).unwrap_err();
+            assert!(e.message().starts_with(want), "{json}: {}", e.message());
+        }
+    }
+
+    #[test]
+    fn schedules_and_skipped_layers() {
+        let read = |sample: &str| {
+            let mut r = ImageRequest::default();
+            let json = format!(r#"{{"sample_params":{sample}}}"#);
+            apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).map(|warnings| (r, warnings))
+        };
+        let (r, warnings) = read(
+            r#"{"custom_sigmas":[14.6,3,0],"shifted_timestep":250,"guidance":{"slg":{"scale":2.5,"layers":[7,9],
+            "layer_start":0.05,"layer_end":0.3,"odd":1}}}"#,
+        )
+        .unwrap();
+        assert_eq!((r.sigmas, r.timestep_shift), (Some(vec![14.6, 3.0, 0.0]), Some(250)));
+        assert_eq!(r.slg, Some(SkipLayers { scale: 2.5, layers: vec![7, 9], start: 0.05, end: 0.3 }));
+        assert_eq!(warnings, ["sample_params.guidance.slg.odd: unknown, ignored"]);
+        let off = r#"{"custom_sigmas":[],"shifted_timestep":0,"guidance":{"slg":{"layers":[7],"scale":0}}}"#;
+        let (r, _) = read(off).unwrap();
+        assert_eq!((r.sigmas, r.timestep_shift, r.slg), (None, None, None));
+        let (r, _) = read(r#"{"guidance":{"slg":{"scale":1}}}"#).unwrap();
+        assert_eq!(r.slg, Some(SkipLayers { scale: 1.0, ..SkipLayers::default() }));
+        let many = format!(r#"{{"custom_sigmas":[{}0]}}"#, "1,".repeat(limits::STEPS as usize + 1));
+        for (json, want) in [
+            (many.as_str(), "sample_params.custom_sigmas: want a list of at most 151 numbers, got a list"),
+            (
+                r#"{"custom_sigmas":["x"]}"#,
+                "sample_params.custom_sigmas: want a list of at most 151 numbers, got a s",
+            ),
+            (r#"{"shifted_timestep":1001}"#, "sample_params.shifted_timestep: want a whole number from 0 to 1000"),
+            (
+                r#"{"guidance":{"slg":{"layers":[-1]}}}"#,
+                "sample_params.guidance.slg.layers: want a list of at most",
+            ),
+            (r#"{"guidance":{"slg":{"layer_end":"x"}}}"#, "sample_params.guidance.slg.layer_end: want a number"),
+        ] {
+            let e = read(json).unwrap_err();
             assert!(e.message().starts_with(want), "{json}: {}", e.message());
         }
     }

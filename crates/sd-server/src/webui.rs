@@ -19,7 +19,6 @@ const UNSUPPORTED: &[&str] = &[
     "styles",
     "subseed_strength",
     "restore_faces",
-    "tiling",
     "refiner_checkpoint",
     "script_name",
     "alwayson_scripts",
@@ -83,15 +82,7 @@ pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answe
 pub(crate) async fn img2img(State(app): State<Arc<App>>, request: Body) -> Answer {
     let asked = app::read(&app, request, |app, body| {
         let mut fields = Fields::parse(body)?;
-        let first = fields.pictures("init_images")?.into_iter().next();
-        let first = first.ok_or_else(|| Failure::bad("init_images: want a list with the picture to start from"))?;
-        let strength = fields.not_negative("denoising_strength")?;
-        let mask = fields.picture("mask")?;
-        let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
-        let (mut request, warnings) = read(&mut fields, app)?;
-        request.init_image = Some(first);
-        request.strength = strength.or(request.strength);
-        request.mask = mask.map(|mask| fields::mask(&mask, invert));
+        let (request, warnings) = read_picture(&mut fields, app)?;
         Asked::new(body, request, warnings)
     });
     draw(&app, asked.await?).await
@@ -186,6 +177,9 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
     // Clients send 1 where nobody chose anything, so it means the model's own.
     let clip_skip = |n: Option<i64>| n.filter(|n| *n > 1).and_then(|n| i32::try_from(n).ok());
     request.clip_skip = clip_skip(fields.whole("clip_skip", -1, 64)?).or(request.clip_skip);
+    if let Some(tiling) = fields.flag("tiling")? {
+        (request.circular_x, request.circular_y) = (tiling, tiling);
+    }
     let mut warnings = Vec::new();
     if let Some(mut settings) = fields.object("override_settings")? {
         request.clip_skip = clip_skip(settings.whole("CLIP_stop_at_last_layers", -1, 64)?).or(request.clip_skip);
@@ -197,6 +191,43 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);
     warnings.extend(fields.unknown());
+    Ok((request, warnings))
+}
+
+/// As [`read`], with what belongs to a picture to start from.
+fn read_picture(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), Failure> {
+    let first = fields.pictures("init_images")?.into_iter().next();
+    let first = first.ok_or_else(|| Failure::bad("init_images: want a list with the picture to start from"))?;
+    let strength = fields.not_negative("denoising_strength")?;
+    let mask = fields.picture("mask")?;
+    let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
+    // Clients send 0 where nobody chose anything.
+    let image_cfg_scale = fields.not_negative("image_cfg_scale")?.filter(|scale| *scale > 0.0);
+    let fill = fields.small("inpainting_fill", 0, 3)?;
+    let resize = fields.small("resize_mode", 0, 3)?;
+    let noise = fields.not_negative("initial_noise_multiplier")?;
+    let (mut request, mut warnings) = read(fields, app)?;
+    if mask.is_some() && fill.is_some_and(|fill| fill != 1) {
+        warnings.push("inpainting_fill: only 1 is supported yet, which starts from the picture".to_owned());
+    }
+    if noise.is_some_and(|noise| noise != 1.0) {
+        warnings.push("initial_noise_multiplier: not supported yet, so it is 1".to_owned());
+    }
+    let [width, height] =
+        [request.width.unwrap_or(first.width), request.height.unwrap_or(first.height)].map(u64::from);
+    let [own_width, own_height] = [first.width, first.height].map(u64::from);
+    let same = match resize {
+        None | Some(1) => true,
+        Some(3) => (width, height) == (own_width, own_height),
+        Some(_) => width * own_height == height * own_width,
+    };
+    if !same {
+        warnings.push("resize_mode: only 1 is supported yet, which resizes and crops the picture".to_owned());
+    }
+    request.init_image = Some(first);
+    request.strength = strength.or(request.strength);
+    request.mask = mask.map(|mask| fields::mask(&mask, invert));
+    request.image_cfg_scale = image_cfg_scale.or(request.image_cfg_scale);
     Ok((request, warnings))
 }
 
@@ -310,6 +341,47 @@ mod tests {
         assert_eq!((r.seed, r.batch_count, r.clip_skip), (Some(-1), Some(4), Some(2)));
         assert_eq!((r.sampler, r.scheduler), (Some(SamplerKind::DpmPp2m), Some(SchedulerKind::Karras)));
         assert_eq!(warnings, ["odd: unknown, ignored"]);
+    }
+
+    #[test]
+    fn tiling_closes_both_directions() {
+        for (json, want) in [("{}", false), (r#"{"tiling":false}"#, false), (r#"{"tiling":true}"#, true)] {
+            let r = read(json).unwrap().0;
+            assert_eq!((r.circular_x, r.circular_y), (want, want), "{json}");
+        }
+    }
+
+    #[test]
+    fn what_belongs_to_a_picture_is_read_or_warned_about() {
+        let file = sd_io::Image::new(16, 8, vec![0; 16 * 8 * 3]).unwrap().to_png(None).unwrap();
+        let read = |extra: Value| {
+            let mut json = json!({"prompt": "a", "init_images": [base64(&file)]});
+            json.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let mut fields = Fields::parse(json.to_string().as_bytes()).unwrap();
+            read_picture(&mut fields, &App::for_tests())
+        };
+        for neutral in [
+            json!({}),
+            json!({"inpainting_fill": 0, "resize_mode": 0, "initial_noise_multiplier": 1, "image_cfg_scale": 0}),
+            json!({"inpainting_fill": 1, "mask": base64(&file), "resize_mode": 2, "width": 32, "height": 16}),
+            json!({"resize_mode": 1, "width": 64, "height": 64}),
+            json!({"resize_mode": 3, "width": 16, "height": 8}),
+        ] {
+            let (r, warnings) = read(neutral.clone()).unwrap();
+            assert_eq!((warnings, r.image_cfg_scale), (Vec::new(), None), "{neutral}");
+        }
+        for (asks, want) in [
+            (json!({"inpainting_fill": 0, "mask": base64(&file)}), "inpainting_fill: "),
+            (json!({"initial_noise_multiplier": 0.5}), "initial_noise_multiplier: "),
+            (json!({"resize_mode": 0, "width": 64, "height": 64}), "resize_mode: "),
+            (json!({"resize_mode": 3, "width": 32, "height": 16}), "resize_mode: "),
+        ] {
+            let warnings = read(asks.clone()).unwrap().1;
+            assert!(warnings.len() == 1 && warnings[0].starts_with(want), "{asks}: {warnings:?}");
+        }
+        assert_eq!(read(json!({"image_cfg_scale": 1.5})).unwrap().0.image_cfg_scale, Some(1.5));
+        let e = read(json!({"resize_mode": 4})).unwrap_err();
+        assert_eq!(e.message(), "resize_mode: want a whole number from 0 to 3, got 4");
     }
 
     #[test]
