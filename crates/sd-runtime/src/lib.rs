@@ -35,20 +35,18 @@ mod testing;
 pub use convert::{Choice, Conversion, Converted, TypeRules};
 pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo};
 pub use files::ModelFiles;
-pub use guidance::{
-    Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings,
-};
+pub use guidance::{Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings};
 pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner};
 pub use request::{
-    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE,
-    MAX_STEPS, ReferenceIndex, SkipLayers,
+    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES,
+    MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers,
 };
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};
 pub use schedule::{Ays, ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, shifted};
-pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
-pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Result, Tensor};
+pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
+pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};
