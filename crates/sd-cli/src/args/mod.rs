@@ -52,8 +52,8 @@ pub(crate) struct Cli {
     /// What to do: img_gen, or convert to write a model in other types or another format
     #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
     pub(crate) mode: Mode,
-    /// Where to write: a .png, .jpg, .jpeg or .jpe file; %d, %3d and %03d stand for the number of the image. With -M
-    /// convert a .gguf or .safetensors file
+    /// Where to write: a .png, .jpg, .jpeg, .jpe or .webp file; %d, %3d and %03d stand for the number of the image.
+    /// With -M convert a .gguf or .safetensors file
     #[arg(short, long, value_name = "string", default_value = "output.png", value_parser = output)]
     pub(crate) output: String,
     /// Number of the first image; negative means 0
