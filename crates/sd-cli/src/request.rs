@@ -44,7 +44,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         extra_sample_args: steps.extra_sample_args.join(","),
         init_image: picture("--init-img", pictures.init_img.as_deref())?,
         strength: pictures.strength,
-        mask: picture("--mask", pictures.mask.as_deref())?.map(|image| grey(&image)),
+        mask: picture("--mask", pictures.mask.as_deref())?.map(|image| InputMask::luma(&image, false)),
         ref_images: pictures
             .ref_image
             .iter()
@@ -71,16 +71,6 @@ fn picture(option: &str, path: Option<&Path>) -> Result<Option<InputImage>> {
     let Some(path) = path else { return Ok(None) };
     let image = Image::open(path).context(option.to_owned())?;
     Ok(Some(InputImage { width: image.width(), height: image.height(), rgb: image.rgb().to_vec() }))
-}
-
-/// The luma of ITU-R BT.601, which Pillow's mode L has.
-fn grey(image: &InputImage) -> InputMask {
-    let luma = |rgb: &[u8]| match *rgb {
-        [r, g, b] => ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 0x8000) >> 16) as u8,
-        _ => 0,
-    };
-    let values = image.rgb.chunks_exact(3).map(luma).collect();
-    InputMask { width: image.width, height: image.height, values }
 }
 
 /// What `--ref-image-args` and the options that stand for a part of it say. What is open is the engine's choice.
@@ -196,12 +186,5 @@ mod tests {
             let e = format!("{:#}", read(&["--ref-image-args", wrong]).unwrap_err());
             assert!(e.starts_with(&format!("--ref-image-args {wrong}: ")), "{e}");
         }
-    }
-
-    /// Values of Pillow's `convert("L")`.
-    #[test]
-    fn grey_is_luma() {
-        let rgb = vec![255, 255, 255, 255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30];
-        assert_eq!(grey(&InputImage { width: 5, height: 1, rgb }).values, [255, 76, 150, 29, 18]);
     }
 }

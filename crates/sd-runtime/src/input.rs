@@ -65,6 +65,22 @@ impl InputImage {
 }
 
 impl InputMask {
+    /// The luma of a picture (ITU-R BT.601, as Pillow's mode L has it), or the opposite if `invert`.
+    pub fn luma(image: &InputImage, invert: bool) -> InputMask {
+        let luma = |rgb: &[u8]| match *rgb {
+            [r, g, b] => {
+                ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 0x8000) >> 16) as u8
+            }
+            _ => 0,
+        };
+        let value = |rgb: &[u8]| if invert { 255 - luma(rgb) } else { luma(rgb) };
+        InputMask {
+            width: image.width,
+            height: image.height,
+            values: image.rgb.chunks_exact(3).map(value).collect(),
+        }
+    }
+
     /// An error that names `field` unless sides and bytes are right.
     pub(crate) fn check(&self, field: &str) -> Result<()> {
         check(field, [self.width, self.height], 1, self.values.len())
@@ -117,6 +133,13 @@ pub(crate) fn to_values(rgb: &[u8], [width, height]: [usize; 2]) -> Result<Tenso
 mod tests {
     use super::*;
     use crate::testing::Fixture;
+
+    /// Values of Pillow's `convert("L")`.
+    #[test]
+    fn a_mask_is_luma() {
+        let rgb = vec![255, 255, 255, 255, 0, 0, 0, 255, 0, 0, 0, 255, 10, 20, 30];
+        assert_eq!(InputMask::luma(&InputImage { width: 5, height: 1, rgb }, false).values, [255, 76, 150, 29, 18]);
+    }
 
     /// Bytes and masks equal diffusers' for every size.
     #[test]

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::limits;
 use base64::Engine as _;
 use sd_io::Image;
-use sd_runtime::{ImageRequest, InputImage, InputMask};
+use sd_runtime::{ImageRequest, InputImage};
 use serde_json::{Map, Value};
 
 /// The fields of a JSON object that have not been taken yet. `null` counts as absent.
@@ -248,16 +248,6 @@ pub(crate) fn picture_bytes(request: &ImageRequest) -> usize {
     let single = request.init_image.iter().chain(&request.control_image);
     let pictures: usize = single.chain(&request.ref_images).map(|image| image.rgb.len()).sum();
     pictures + request.mask.as_ref().map_or(0, |mask| mask.values.len())
-}
-
-/// The luma of a picture (ITU-R BT.601, as Pillow's mode L has it), or the opposite: what is bright is painted anew.
-pub(crate) fn mask(image: &InputImage, invert: bool) -> InputMask {
-    let bright = |pixel: &[u8]| match *pixel {
-        [r, g, b] => ((19_595 * u32::from(r) + 38_470 * u32::from(g) + 7_471 * u32::from(b) + 0x8000) >> 16) as u8,
-        _ => 0,
-    };
-    let value = |pixel: &[u8]| if invert { 255 - bright(pixel) } else { bright(pixel) };
-    InputMask { width: image.width, height: image.height, values: image.rgb.chunks_exact(3).map(value).collect() }
 }
 
 fn object(what: &str, text: &[u8]) -> Result<Map<String, Value>, Failure> {

@@ -3,7 +3,7 @@
 
 use crate::app::{Answer, App, base64, read, unix_time};
 use crate::failure::Failure;
-use crate::fields::{Fields, mask, picture_bytes};
+use crate::fields::{Fields, picture_bytes};
 use crate::limits;
 use crate::named;
 use crate::queue::{Format, Outcome, Picture, Place};
@@ -11,7 +11,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use sd_runtime::{ImageRequest, LoraChoice, ReferenceIndex};
+use sd_runtime::{ImageRequest, InputMask, LoraChoice, ReferenceIndex};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -266,7 +266,7 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         (request.init_image, request.strength) = (Some(image), strength.or(request.strength));
     }
     if let Some(image) = fields.picture("mask_image")? {
-        request.mask = Some(mask(&image, false));
+        request.mask = Some(InputMask::luma(&image, false));
     }
     request.control_image = fields.picture("control_image")?.or_else(|| request.control_image.take());
     request.ref_images.extend(fields.pictures("ref_images")?);

@@ -2,14 +2,14 @@
 
 use crate::app::{self, Answer, App, base64, body};
 use crate::failure::Failure;
-use crate::fields::{self, Fields, shortened};
+use crate::fields::{Fields, shortened};
 use crate::limits;
 use crate::queue::Format;
 use crate::{named, native};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::State;
-use sd_runtime::{ImageRequest, Stage};
+use sd_runtime::{ImageRequest, InputMask, Stage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -226,7 +226,7 @@ fn read_picture(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<Str
     }
     request.init_image = Some(first);
     request.strength = strength.or(request.strength);
-    request.mask = mask.map(|mask| fields::mask(&mask, invert));
+    request.mask = mask.map(|mask| InputMask::luma(&mask, invert));
     request.image_cfg_scale = image_cfg_scale.or(request.image_cfg_scale);
     Ok((request, warnings))
 }
