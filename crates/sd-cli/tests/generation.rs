@@ -110,14 +110,20 @@ fn log_levels_say_more_or_less() {
     assert!(loud.contains("\x1b[1;34m[INFO   ]\x1b[0m "), "{loud:?}");
 }
 
-/// Ctrl-C while the pictures are drawn: what is finished stays, nothing half-written does.
+/// A signal while the pictures are drawn: what is finished stays, nothing half-written does.
 #[cfg(unix)]
 #[test]
-fn ctrl_c_stops_without_leaving_half_a_file() {
+fn signals_stop_without_leaving_half_a_file() {
+    stop_by("INT");
+    stop_by("TERM");
+}
+
+#[cfg(unix)]
+fn stop_by(signal: &str) {
     use std::io::{BufRead, BufReader, Read};
     use std::process::{Command, Stdio};
 
-    let folder = folder("generation-interrupt");
+    let folder = folder(&format!("generation-{signal}"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_sd-cli"))
         .args(["-p", "a red circle", "--steps", "2", "-W", "64", "-H", "64", "-b", "1000", "-t", "1"])
         .current_dir(&folder)
@@ -129,7 +135,7 @@ fn ctrl_c_stops_without_leaving_half_a_file() {
     while !text.contains("wrote output_0.png") {
         assert_ne!(log.read_line(&mut text).unwrap(), 0, "{text}");
     }
-    assert!(Command::new("sh").arg("-c").arg(format!("kill -INT {}", child.id())).status().unwrap().success());
+    assert!(Command::new("sh").arg("-c").arg(format!("kill -{signal} {}", child.id())).status().unwrap().success());
     log.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1), "{text}");
     assert!(text.contains("cancelled"), "{text}");
