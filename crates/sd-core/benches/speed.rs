@@ -1,7 +1,7 @@
 //! Arithmetic speed of matrix products, convolutions and attention on one thread: each of the kernels that the machine has, beside
 //! ggml's own operations in the same run. Times are of the thread's processor, medians of several runs.
 //!
-//! `cargo run --release -p sd-core --example speed`
+//! `cargo bench -p sd-core`
 
 use std::collections::BTreeMap;
 use std::io::Write;
