@@ -291,11 +291,10 @@ impl Runner {
 
 /// Copies elements to `offset` of memory of this machine.
 fn write(to: &Buffer, offset: usize, data: &Data) -> Result<()> {
-    let bytes: Vec<u8> = match data {
-        Data::F32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-        Data::I32(v) => v.iter().flat_map(|x| x.to_ne_bytes()).collect(),
-    };
-    to.write(offset, &bytes)
+    match data {
+        Data::F32(v) => to.write(offset, v),
+        Data::I32(v) => to.write(offset, v),
+    }
 }
 
 /// The tensor given for each input of `program`, checked.

@@ -107,17 +107,17 @@ impl Buffer {
         host.then_some((self.start, self.size))
     }
 
-    /// Copies `bytes` to `offset`.
+    /// Copies elements, or bytes, to `offset`.
     ///
     /// # Errors
     /// It is not memory of this machine, may not be written, or ends before.
-    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let at = self.place(offset, bytes.len())?;
+    pub(crate) fn write<T: Copy>(&self, offset: usize, from: &[T]) -> Result<()> {
+        let at = self.place(offset, size_of_val(from))?;
         if self.is_read_only() {
             return Err(Error::internal("lent memory is not written"));
         }
         // SAFETY: the range lies inside, and callers have the memory for themselves while they write.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at as *mut u8, bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast::<u8>(), at as *mut u8, size_of_val(from)) };
         Ok(())
     }
 
