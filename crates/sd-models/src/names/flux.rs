@@ -83,10 +83,9 @@ fn children(names: &[&str], prefix: &str) -> BTreeSet<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Part, Spelling};
+    use crate::testing::{Place, check_places};
 
-    /// `[original name, shape, operation, [diffusers name, ..]]` of every tensor.
-    fn places() -> Vec<(String, Vec<usize>, String, Vec<String>)> {
+    fn places() -> Vec<Place> {
         let fixture: serde_json::Value =
             serde_json::from_str(include_str!("../../../../oracle/fixtures/flux_names.json")).unwrap();
         serde_json::from_value(fixture["names"].clone()).unwrap()
@@ -95,20 +94,7 @@ mod tests {
     #[test]
     fn every_tensor_has_the_place_that_diffusers_gives_it() {
         let places = places();
-        let files: Vec<&str> = places.iter().flat_map(|p| &p.3).map(String::as_str).collect();
-        let spelling = Spelling::detect(Part::Diffusion, "", &files);
-        for (here, _, operation, sources) in &places {
-            assert_eq!(&spelling.file(here), sources);
-            for (i, source) in sources.iter().enumerate() {
-                let form = match operation.as_str() {
-                    "same" => Form::Same,
-                    "rows" => Form::Part(i),
-                    "swap" => Form::Swap,
-                    other => panic!("{other}"),
-                };
-                assert_eq!(spelling.here(source), [(here.clone(), form)]);
-            }
-        }
+        check_places(&places);
         let original: Vec<&str> = places.iter().map(|p| p.0.as_str()).collect();
         assert!(transformer(&original).is_empty());
     }

@@ -70,30 +70,15 @@ pub(super) fn transformer(names: &[&str]) -> Vec<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Part, Spelling};
+    use crate::testing::{Place, check_places};
 
     #[test]
     fn every_tensor_has_the_place_that_diffusers_gives_it() {
         let fixture: serde_json::Value =
             serde_json::from_str(include_str!("../../../../oracle/fixtures/sd3_names.json")).unwrap();
         for variant in ["sd3", "sd35_medium", "sd35_large"] {
-            // `[original name, shape, operation, [diffusers name, ..]]` of every tensor.
-            let places: Vec<(String, Vec<usize>, String, Vec<String>)> =
-                serde_json::from_value(fixture[variant].clone()).unwrap();
-            let files: Vec<&str> = places.iter().flat_map(|p| &p.3).map(String::as_str).collect();
-            let spelling = Spelling::detect(Part::Diffusion, "", &files);
-            for (here, _, operation, sources) in &places {
-                assert_eq!(&spelling.file(here), sources);
-                for (i, source) in sources.iter().enumerate() {
-                    let form = match operation.as_str() {
-                        "same" => Form::Same,
-                        "rows" => Form::Part(i),
-                        "swap" => Form::Swap,
-                        other => panic!("{other}"),
-                    };
-                    assert_eq!(spelling.here(source), [(here.clone(), form)]);
-                }
-            }
+            let places: Vec<Place> = serde_json::from_value(fixture[variant].clone()).unwrap();
+            check_places(&places);
             let original: Vec<&str> = places.iter().map(|p| p.0.as_str()).collect();
             assert!(transformer(&original).is_empty());
         }
