@@ -73,6 +73,9 @@ fn open(args: &Args) -> Result<Engine> {
     if let Some(path) = &context.embd_dir {
         builder = builder.embedding_folder(path);
     }
+    if let Some(path) = &context.cache_dir {
+        builder = builder.cache_folder(path);
+    }
     builder = builder.lora_mode(context.lora_apply_mode);
     if let Some(dtype) = context.weight_type {
         builder = builder.weight_type(dtype);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sd_core::{DType, Scope, WeightSource};
+use sd_core::{Bytes, DType, Origin, Result, Scope, TensorMeta, WeightSource};
 
 use crate::names::{Part, Spelling, is_ignored, is_left_out, part_of};
 use crate::scaled;
@@ -14,6 +14,8 @@ pub struct Component {
     part: Part,
     scope: Scope,
     view: Arc<View>,
+    /// What [`Files::prepared`](crate::Files::prepared) has for it.
+    prepared: Option<Arc<Prepared>>,
     /// Names in the file of tensors that are left out without a word.
     left_out: Vec<String>,
 }
@@ -43,7 +45,8 @@ impl Component {
             let (left_out, names): (Vec<&str>, Vec<&str>) = names.iter().partition(|n| unread(n));
             let view = Arc::new(View::new(file.clone(), values.clone(), spelling, &names));
             let left_out = left_out.into_iter().map(String::from).collect();
-            out.push(Component { part, scope: Scope::root(view.clone()), view, left_out });
+            let scope = Scope::root(view.clone());
+            out.push(Component { part, scope, view, prepared: None, left_out });
         }
         out
     }
@@ -55,7 +58,17 @@ impl Component {
 
     /// Its tensors, to run its graphs with.
     pub fn source(&self) -> Arc<dyn WeightSource> {
-        self.view.clone()
+        match &self.prepared {
+            Some(prepared) => prepared.clone(),
+            None => self.view.clone(),
+        }
+    }
+
+    /// Takes the tensors that `source` has from there.
+    pub(crate) fn prepare(&mut self, source: Arc<dyn WeightSource>) {
+        let prepared = Arc::new(Prepared { first: source, view: self.view.clone() });
+        self.scope = Scope::root(prepared.clone());
+        self.prepared = Some(prepared);
     }
 
     /// Its tensors, to build its graphs with.
@@ -102,5 +115,36 @@ impl Component {
     /// The names in the file of what makes a tensor.
     pub(crate) fn file_names(&self, here: &str) -> &[String] {
         self.view.sources(here)
+    }
+}
+
+/// The tensors of a view, some of which are elsewhere in another type.
+struct Prepared {
+    first: Arc<dyn WeightSource>,
+    view: Arc<View>,
+}
+
+impl WeightSource for Prepared {
+    fn names(&self) -> Vec<&str> {
+        self.view.names()
+    }
+
+    fn meta(&self, name: &str) -> Option<TensorMeta> {
+        let meta = self.view.meta(name)?;
+        Some(match self.first.meta(name) {
+            Some(first) => TensorMeta { dtype: first.dtype, ..meta },
+            None => meta,
+        })
+    }
+
+    fn bytes(&self, name: &str) -> Result<Bytes> {
+        match self.first.meta(name) {
+            Some(_) => self.first.bytes(name),
+            None => self.view.bytes(name),
+        }
+    }
+
+    fn origin(&self, name: &str) -> Origin {
+        self.view.origin(name)
     }
 }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sd_core::graph::Op;
+use sd_core::scope::Weight;
 use sd_core::{DType, Error, Graph, Program, Result, Tensor, WeightSource};
 use sd_io::Checkpoint;
 
@@ -27,6 +29,9 @@ pub struct Files {
     pub parts: BTreeMap<Part, Arc<Checkpoint>>,
     /// The latents of the VAE, if they are not those of the family.
     pub vae_format: Option<VaeFormat>,
+    /// Tensors of a part that take the place of those in the files, under the names and with the shapes that the networks
+    /// use.
+    pub prepared: BTreeMap<Part, Arc<dyn WeightSource>>,
 }
 
 /// An open model: its parts, and the graphs that run them.
@@ -154,15 +159,42 @@ impl Model {
             let looked = e.dry_run(self.info.defaults.clip_skip);
             looked.map_err(|error| self.component(e.part()).map_or_else(|e| e, |c| explain(error, c)))?;
         }
-        let small = self.network.facts().multiple;
-        let smallest = Evaluation { batch: 1, size: [small; 2], tokens: self.info.tokens, ..Evaluation::default() };
-        check(Part::Diffusion, self.diffusion_program(&smallest))?;
+        check(Part::Diffusion, self.diffusion_program(&self.smallest()))?;
         check(Part::Autoencoder, self.decode_program(1, 1, 1, [false; 2]))?;
         if self.can_encode() {
             let side = self.info.latent.compression;
             check(Part::Autoencoder, self.encode_program(1, side, side, [false; 2]))?;
         }
         Ok(Report::new(&self.components().collect::<Vec<_>>(), &self.files))
+    }
+
+    /// The weights that the graphs of a part read.
+    ///
+    /// # Errors
+    /// The family has no such part, or a weight is missing or misshapen.
+    pub fn weights(&self, part: Part) -> Result<Vec<Weight>> {
+        let programs = match part {
+            Part::Diffusion => vec![self.diffusion_program(&self.smallest())?],
+            Part::Autoencoder if self.can_encode() => {
+                let side = self.info.latent.compression;
+                vec![self.decode_program(1, 1, 1, [false; 2])?, self.encode_program(1, side, side, [false; 2])?]
+            }
+            Part::Autoencoder => vec![self.decode_program(1, 1, 1, [false; 2])?],
+            part => vec![self.text_program(part, 1, 1)?],
+        };
+        let mut weights: BTreeMap<String, Weight> = BTreeMap::new();
+        for node in programs.iter().flat_map(Program::nodes) {
+            if let Op::Weight(w) = &node.op {
+                weights.insert(w.name().to_owned(), w.clone());
+            }
+        }
+        Ok(weights.into_values().collect())
+    }
+
+    /// The evaluation that asks least of the network.
+    fn smallest(&self) -> Evaluation {
+        let side = self.network.facts().multiple;
+        Evaluation { batch: 1, size: [side; 2], tokens: self.info.tokens, ..Evaluation::default() }
     }
 
     /// What a prompt conditions the network on. `run` runs the text encoders.
@@ -339,7 +371,7 @@ fn missing_part(file: &Checkpoint, part: Part) -> Error {
 
 /// The parts in all files, those given apart last.
 fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
-    let mut parts = BTreeMap::new();
+    let mut parts: BTreeMap<Part, Component> = BTreeMap::new();
     let apart = files.parts.iter().map(|(part, file)| (file, Some(*part)));
     for (file, only) in files.model.iter().map(|file| (file, None)).chain(apart) {
         let source: Arc<dyn WeightSource> = file.clone();
@@ -350,6 +382,11 @@ fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
             return Err(Error::bad_file(file.path(), what).context(part.option()));
         }
         parts.extend(found.into_iter().map(|c| (c.part(), c)));
+    }
+    for (part, source) in &files.prepared {
+        if let Some(component) = parts.get_mut(part) {
+            component.prepare(source.clone());
+        }
     }
     Ok(parts)
 }

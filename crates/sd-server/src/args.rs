@@ -90,6 +90,9 @@ struct Model {
     /// Folder of textual inversion embeddings, whose file names are words in prompts
     #[arg(long, value_name = "path")]
     embd_dir: Option<PathBuf>,
+    /// Folder to keep weights in that --type quantises, so that the next start need not convert them again
+    #[arg(long, value_name = "path")]
+    cache_dir: Option<PathBuf>,
     /// What the network predicts, such as eps or v; default: what the checkpoint says, or a try
     #[arg(long, value_name = "string")]
     prediction: Option<Prediction>,
@@ -208,6 +211,9 @@ impl Args {
         }
         if let Some(path) = &self.model.embd_dir {
             builder = builder.embedding_folder(path);
+        }
+        if let Some(path) = &self.model.cache_dir {
+            builder = builder.cache_folder(path);
         }
         builder = builder.lora_mode(self.model.lora_apply_mode);
         if let Some(prediction) = self.model.prediction {

@@ -127,6 +127,9 @@ pub(crate) struct Context {
     /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
     #[arg(long = "type", value_name = "string", value_parser = weight_type)]
     pub(crate) weight_type: Option<DType>,
+    /// Folder to keep weights in that --type quantises, so that the next run need not convert them again
+    #[arg(long, value_name = "path")]
+    pub(crate) cache_dir: Option<PathBuf>,
     /// Types by name, with -M convert: regex=type, several separated by commas, the first that is found in a name counts
     #[arg(long, value_name = "string", action = ArgAction::Append)]
     pub(crate) tensor_type_rules: Vec<String>,

@@ -626,8 +626,7 @@ fn networks_that_read_more_than_the_latent_are_known_by_their_channels() {
         model.dry_run().unwrap();
         assert_eq!((model.info().joined, joined.channels(4)), (joined, more));
         let program = model.diffusion_program(&evaluation(1, [8, 8], 77)).unwrap();
-        let reads =
-            |n: &sd_core::graph::Node| matches!(&n.op, sd_core::graph::Op::Input(name) if &**name == "joined");
+        let reads = |n: &sd_core::graph::Node| matches!(&n.op, Op::Input(name) if &**name == "joined");
         assert_eq!(program.nodes().iter().any(reads), more > 0);
         let reference = Evaluation { references: vec![[8, 8]], ..evaluation(1, [8, 8], 77) };
         assert!(model.diffusion_program(&reference).unwrap_err().to_string().contains("no reference pictures"));

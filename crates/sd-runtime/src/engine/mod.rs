@@ -4,6 +4,7 @@ mod adapters;
 mod evaluate;
 mod facts;
 mod networks;
+mod prepared;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -29,6 +30,7 @@ pub struct EngineBuilder {
     parts: BTreeMap<Part, PathBuf>,
     refiner: Option<ModelFile>,
     vae_format: Option<VaeFormat>,
+    cache: Option<PathBuf>,
     device: String,
     options: Options,
 }
@@ -126,6 +128,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Keeps weights that [`EngineBuilder::weight_type`] quantises in files of this folder, so that later engines need not
+    /// convert them again. Results do not depend on it.
+    #[must_use]
+    pub fn cache_folder(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.cache = Some(path.into());
+        self
+    }
+
     /// What the network predicts, where the checkpoint does not say or says it wrong.
     #[must_use]
     pub fn prediction(mut self, prediction: Prediction) -> EngineBuilder {
@@ -188,8 +198,13 @@ impl EngineBuilder {
             model: self.model.as_ref().map(ModelFile::open).transpose()?,
             parts: self.parts.iter().map(open).collect::<Result<_>>()?,
             vae_format: self.vae_format,
+            ..Files::default()
         };
         let mut model = Model::open(&files)?;
+        if let Some(folder) = &self.cache {
+            let prepared = prepared::prepared(folder, &model, self.options.types())?;
+            model = Model::open(&Files { prepared, ..files.clone() })?;
+        }
         if let Some(prediction) = self.options.prediction {
             model.set_prediction(facts::to_model(prediction)?);
         }
@@ -224,7 +239,8 @@ fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<(Strin
     if let Some(vae) = files.parts.get(&Part::Autoencoder).or(files.model.as_ref()) {
         parts.insert(Part::Autoencoder, vae.clone());
     }
-    let files = Files { model: Some(file.open().map_err(context)?), parts, vae_format: files.vae_format };
+    let own = Some(file.open().map_err(context)?);
+    let files = Files { model: own, parts, vae_format: files.vae_format, ..Files::default() };
     let refiner = Model::open(&files).map_err(context)?;
     refiner.dry_run().map_err(context)?;
     let (own, other) = (model.info().latent, refiner.info().latent);

@@ -49,6 +49,13 @@ pub(super) struct Loaded {
     evaluator: Evaluator,
 }
 
+impl Options {
+    /// The types that weights have in memory.
+    pub(super) fn types(&self) -> TypePolicy {
+        self.weight_type.map_or(TypePolicy::Stored, TypePolicy::Convert)
+    }
+}
+
 type Runners = BTreeMap<Part, Runner>;
 /// A [`Prompt`], and what changes its meaning.
 type Key = (String, bool, usize, [usize; 2], Chosen);
@@ -271,7 +278,7 @@ fn broken_weight(source: &dyn WeightSource) -> Option<String> {
 
 /// Numbered cuts are those of the diffusion network.
 fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
-    let types = options.weight_type.map_or(TypePolicy::Stored, TypePolicy::Convert);
+    let types = options.types();
     let cuts = match &options.cuts {
         Cuts::At(_) if !diffusion => Cuts::None,
         cuts => cuts.clone(),
