@@ -3,7 +3,7 @@
 use crate::args::Args;
 use crate::console::Console;
 use anyhow::{Context, Result, bail};
-use sd_runtime::{CancelToken, Conversion, ModelFiles, Part, TypeRules};
+use sd_runtime::{CancelToken, Conversion, TypeRules};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -12,20 +12,6 @@ use tracing::{debug, info};
 /// Extensions of pictures, which are no names of models.
 const PICTURES: &[&str] = &["png", "jpg", "jpeg", "jpe", "webp"];
 
-/// The files that `args` name.
-pub(crate) fn files(args: &Args) -> ModelFiles {
-    let c = &args.context;
-    let parts = [
-        (Part::Diffusion, &c.diffusion_model),
-        (Part::ClipL, &c.clip_l),
-        (Part::ClipG, &c.clip_g),
-        (Part::T5, &c.t5xxl),
-        (Part::Autoencoder, &c.vae),
-    ];
-    let parts = parts.into_iter().filter_map(|(part, path)| Some((part, path.clone()?))).collect();
-    ModelFiles { model: c.model.clone(), parts }
-}
-
 /// Converts what `args` name.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
     let output = PathBuf::from(&args.cli.output);
@@ -33,7 +19,7 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     if extension.is_none_or(|e| PICTURES.contains(&e.as_str())) {
         bail!("--output {}: want a .gguf or .safetensors file", output.display());
     }
-    let files = files(args);
+    let files = args.model.files();
     if files.is_empty() {
         bail!(
             "nothing to convert: give a model with -m, or parts with --diffusion-model, --clip_l, --clip_g, --t5xxl or --vae"
@@ -42,9 +28,9 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     let conversion = Conversion {
         files,
         output,
-        types: TypeRules::new(args.context.weight_type, &args.context.tensor_type_rules.join(","))?,
+        types: TypeRules::new(args.model.weight_type, &args.context.tensor_type_rules.join(","))?,
         rename: args.cli.convert_name,
-        threads: usize::try_from(args.context.threads).unwrap_or(0),
+        threads: args.model.threads(),
     };
     let terminal = std::io::stderr().is_terminal();
     let start = Instant::now();

@@ -5,13 +5,10 @@ use crate::console::{Bar, Console};
 use crate::request::request;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
-use sd_runtime::{CancelToken, Device, Engine, GeneratedImage, Observer, Progress};
+use sd_runtime::{CancelToken, Engine, GeneratedImage, Observer, Progress};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
-
-/// The model that is used when none is named: its file name and its bytes.
-const DEMO: (&str, &[u8]) = ("demo.safetensors", include_bytes!("../../../assets/demo.safetensors"));
 
 /// Draws what `args` ask for and writes the files.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
@@ -33,76 +30,12 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
 }
 
 fn open(args: &Args) -> Result<Engine> {
-    let context = &args.context;
-    let mut builder = Engine::builder();
-    match (&context.model, &context.diffusion_model) {
-        (Some(path), _) => builder = builder.model(path),
-        (None, Some(_)) => {}
-        (None, None) => {
-            info!("no --model given: using the built-in demo model, which knows coloured shapes and nothing else");
-            builder = builder.model_bytes(DEMO.0, DEMO.1);
-        }
+    let mut builder = args.model.engine()?;
+    let loras = &args.context.lora_model_dir;
+    if !loras.as_os_str().is_empty() {
+        builder = builder.lora_folder(loras).any_lora_path(true);
     }
-    if let Some(path) = &context.diffusion_model {
-        builder = builder.diffusion_model(path);
-    }
-    if let Some(path) = &context.clip_l {
-        builder = builder.clip_l(path);
-    }
-    if let Some(path) = &context.clip_g {
-        builder = builder.clip_g(path);
-    }
-    if let Some(prediction) = context.prediction {
-        builder = builder.prediction(prediction);
-    }
-    if let Some(path) = &context.t5xxl {
-        builder = builder.t5xxl(path);
-    }
-    if let Some(path) = &context.vae {
-        builder = builder.vae(path);
-    }
-    if let Some(format) = context.vae_format.0 {
-        builder = builder.vae_format(format);
-    }
-    if let Some(path) = &context.refiner {
-        builder = builder.refiner(path);
-    }
-    if !context.lora_model_dir.as_os_str().is_empty() {
-        builder = builder.lora_folder(&context.lora_model_dir).any_lora_path(true);
-    }
-    if let Some(path) = &context.embd_dir {
-        builder = builder.embedding_folder(path);
-    }
-    if let Some(path) = &context.cache_dir {
-        builder = builder.cache_folder(path);
-    }
-    builder = builder.lora_mode(context.lora_apply_mode);
-    if let Some(dtype) = context.weight_type {
-        builder = builder.weight_type(dtype);
-    }
-    if let Some(device) = device(&context.backend)? {
-        // Found out before the files are read.
-        Device::find(&device).context("--backend")?;
-        builder = builder.device(device);
-    }
-    Ok(builder.threads(usize::try_from(context.threads).unwrap_or(0)).build()?)
-}
-
-/// The one device that `--backend` names, if it names one. Values given in several places count as one list.
-fn device(backend: &[String]) -> Result<Option<String>> {
-    let mut device = None;
-    for item in backend.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|item| !item.is_empty()) {
-        let name = match item.split_once('=') {
-            Some(("all" | "default" | "*", name)) => name.trim(),
-            Some(_) => bail!("--backend {item}: a device for one part of the model is not supported yet"),
-            None => item,
-        };
-        if name.contains('&') {
-            bail!("--backend {item}: several devices at once are not supported yet");
-        }
-        device = Some(name.to_owned());
-    }
-    Ok(device)
+    Ok(builder.build()?)
 }
 
 /// Finds out whether files can be made in `folder`, by making one for a moment.
@@ -198,30 +131,6 @@ impl Observer for Watcher<'_> {
         }
         if self.saved.is_err() {
             self.cancel.cancel();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_backend_list_names_one_device() {
-        let device = |items: &[&str]| device(&items.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>());
-        for (items, want) in [
-            (&[][..], None),
-            (&["CPU"], Some("CPU")),
-            (&["CPU, RPC0"], Some("RPC0")),
-            (&["CPU", "*=RPC0"], Some("RPC0")),
-            (&["CPU,auto"], Some("auto")),
-            (&[" , "], None),
-        ] {
-            assert_eq!(device(items).unwrap().as_deref(), want, "{items:?}");
-        }
-        for wrong in ["vae=cpu", "a&b"] {
-            let message = device(&[wrong]).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("--backend {wrong}")), "{message}");
         }
     }
 }

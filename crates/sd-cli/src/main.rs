@@ -41,10 +41,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args, console: &Console) -> Result<()> {
-    let servers = args.context.rpc_servers.iter().flat_map(|list| list.split(','));
-    for server in servers.map(str::trim).filter(|server| !server.is_empty()) {
-        sd_runtime::add_rpc_server(server).context("--rpc-servers")?;
-    }
+    args.model.add_servers()?;
     if args.context.list_devices {
         let mut stdout = io::stdout().lock();
         for device in Device::all() {

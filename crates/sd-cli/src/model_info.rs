@@ -1,7 +1,6 @@
 //! `--model-info`: what the given files hold, on stdout.
 
 use crate::args::Args;
-use crate::convert::files;
 use anyhow::{Context, Result, bail};
 use sd_runtime::{FileKind, Survey, SurveyedFile, SurveyedPart};
 use std::fmt::Write as _;
@@ -10,7 +9,7 @@ use std::path::Path;
 
 /// Prints what is in `file` and in the files that `args` name.
 pub(crate) fn run(args: &Args, file: Option<&Path>) -> Result<()> {
-    let mut files = files(args);
+    let mut files = args.model.files();
     if let Some(file) = file
         && files.model.replace(file.to_owned()).is_some()
     {

@@ -76,7 +76,7 @@ async fn serve(args: &Args) -> Result<()> {
         model,
         defaults: args.defaults(),
         page: args.serve_html_path.clone(),
-        loras: args.loras(),
+        loras: args.lora_model_dir.clone(),
         reading: Arc::default(),
     };
     let signal = stop::signal()?;

@@ -13,8 +13,9 @@ const EDGES: &[(&str, &[&str])] = &[
     ("sd-io", &["sd-core"]),
     ("sd-models", &["sd-core", "sd-io"]),
     ("sd-runtime", &["sd-core", "sd-io", "sd-models"]),
-    ("sd-cli", &["sd-io", "sd-runtime"]),
-    ("sd-server", &["sd-io", "sd-runtime"]),
+    ("sd-options", &["sd-runtime"]),
+    ("sd-cli", &["sd-io", "sd-options", "sd-runtime"]),
+    ("sd-server", &["sd-io", "sd-options", "sd-runtime"]),
     ("xtask", &["sd-core", "sd-io", "sd-models", "sd-runtime"]),
 ];
 
@@ -27,7 +28,7 @@ const RESERVED: &[(&str, &[&str])] = &[
     ("memmap2", &["sd-io"]),
     ("safetensors", &["sd-io"]),
     ("anyhow", &["sd-cli", "sd-server", "xtask"]),
-    ("clap", &["sd-cli", "sd-server", "xtask"]),
+    ("clap", &["sd-options", "sd-cli", "sd-server", "xtask"]),
     ("tracing-subscriber", &["sd-cli", "sd-server"]),
     ("axum", &["sd-server"]),
     ("tokio", &["sd-cli", "sd-server"]),

@@ -14,6 +14,7 @@ const UNSAFE_MAP_FILE: &str = "crates/sd-io/src/map.rs";
 const FORBID_UNSAFE: &[&str] = &[
     "crates/sd-models/src/lib.rs",
     "crates/sd-runtime/src/lib.rs",
+    "crates/sd-options/src/lib.rs",
     "crates/sd-cli/src/main.rs",
     "crates/sd-server/src/main.rs",
     "xtask/src/lib.rs",

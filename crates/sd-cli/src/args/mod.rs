@@ -1,25 +1,23 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
+mod mode;
 mod pictures;
-mod value;
 
 use crate::later;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+pub(crate) use mode::Mode;
+use mode::{mode, output};
 use pictures::{Pictures, Steps};
-use sd_runtime::{
-    DType, LoraMode, MAX_BATCH, MAX_SIDE, MAX_STEPS, Prediction, RngKind, SamplerKind, SchedulerKind,
-};
+use sd_options::ModelOptions;
+use sd_options::value::{log_level, named, not_negative, whole};
+use sd_runtime::{MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
-pub(crate) use value::{Mode, OwnVae};
-use value::{log_level, mode, named, not_negative, output, vae_format, weight_type, whole};
 
 const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
-const MODEL_HELP: &str =
-    "Checkpoint: a safetensors or GGUF file, or a diffusers folder; without it the demo model is used";
 
 /// Draws pictures from text.
 #[derive(Debug, Parser)]
@@ -35,6 +33,8 @@ const MODEL_HELP: &str =
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) cli: Cli,
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
     #[command(flatten)]
     pub(crate) context: Context,
     #[command(flatten)]
@@ -85,69 +85,22 @@ pub(crate) struct Cli {
     version: Option<bool>,
 }
 
-/// What is loaded, and where it runs.
+/// More of what is loaded.
 #[derive(Debug, Group)]
 #[command(next_help_heading = "Context Options")]
 pub(crate) struct Context {
-    #[arg(short, long, value_name = "path", help = MODEL_HELP)]
-    pub(crate) model: Option<PathBuf>,
-    /// Diffusion network in a file of its own
-    #[arg(long, value_name = "path")]
-    pub(crate) diffusion_model: Option<PathBuf>,
-    /// CLIP-L text encoder that replaces the checkpoint's
-    #[arg(long = "clip_l", value_name = "path")]
-    pub(crate) clip_l: Option<PathBuf>,
-    /// Second text encoder, OpenCLIP bigG, that replaces the checkpoint's
-    #[arg(long = "clip_g", value_name = "path")]
-    pub(crate) clip_g: Option<PathBuf>,
-    /// T5-XXL text encoder that replaces the checkpoint's
-    #[arg(long, value_name = "path")]
-    pub(crate) t5xxl: Option<PathBuf>,
-    /// Autoencoder that replaces the checkpoint's
-    #[arg(long, value_name = "path")]
-    pub(crate) vae: Option<PathBuf>,
-    /// Whose latents the autoencoder makes: auto (the family's), flux or sd3
-    #[arg(long, value_name = "string", default_value = "auto", value_parser = vae_format)]
-    pub(crate) vae_format: OwnVae,
-    /// Checkpoint that does the last steps, such as SDXL's refiner
-    #[arg(long, value_name = "path")]
-    pub(crate) refiner: Option<PathBuf>,
     /// Folder of LoRAs, which <lora:name:strength> in the prompt name; empty reads tags as text
     #[arg(long, value_name = "path", default_value = ".", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) lora_model_dir: PathBuf,
-    /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
-    #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<LoraMode>)]
-    pub(crate) lora_apply_mode: LoraMode,
-    /// Folder of textual inversion embeddings, whose file names are words in prompts
-    #[arg(long, value_name = "path")]
-    pub(crate) embd_dir: Option<PathBuf>,
-    /// What the network predicts: eps or v; default: what the checkpoint says, or a try
-    #[arg(long, value_name = "string", value_parser = named::<Prediction>)]
-    pub(crate) prediction: Option<Prediction>,
-    /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
-    #[arg(long = "type", value_name = "string", value_parser = weight_type)]
-    pub(crate) weight_type: Option<DType>,
-    /// Folder to keep weights in that --type quantises, so that the next run need not convert them again
-    #[arg(long, value_name = "path")]
-    pub(crate) cache_dir: Option<PathBuf>,
     /// Types by name, with -M convert: regex=type, several separated by commas, the first that is found in a name counts
     #[arg(long, value_name = "string", action = ArgAction::Append)]
     pub(crate) tensor_type_rules: Vec<String>,
-    /// CPU threads; 0 or less means one for each physical core
-    #[arg(short, long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
-    pub(crate) threads: i32,
     /// Generator of the noise: cuda (as web UIs on a GPU draw it) or cpu (as ComfyUI draws it)
     #[arg(long, value_name = "string", default_value = "cuda", value_parser = named::<RngKind>)]
     pub(crate) rng: RngKind,
     /// Generator of the sampler's own noise; default: as --rng
     #[arg(long, value_name = "string", value_parser = named::<RngKind>)]
     pub(crate) sampler_rng: Option<RngKind>,
-    /// Device to compute on, by its name in --list-devices
-    #[arg(long, value_name = "string", action = ArgAction::Append)]
-    pub(crate) backend: Vec<String>,
-    /// RPC servers whose devices to use: host:port, several separated by commas
-    #[arg(long, value_name = "string", action = ArgAction::Append)]
-    pub(crate) rpc_servers: Vec<String>,
     /// Print name and description of every device and stop
     #[arg(long)]
     pub(crate) list_devices: bool,

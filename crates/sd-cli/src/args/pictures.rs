@@ -1,7 +1,7 @@
 //! Options about pictures that go in, and about how they and the prompt are followed.
 
-use super::value::{List, fraction, not_negative, number, whole};
 use clap::{ArgAction, Args as Group};
+use sd_options::value::{List, fraction, not_negative, number, whole};
 use std::path::PathBuf;
 
 /// Pictures to start from, to look at and to follow.

@@ -15,6 +15,7 @@ use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
 use sd_io::Checkpoint;
 use sd_models::{Files, Info, Model, Part, VaeFormat};
 
+use crate::files::ModelFiles;
 use crate::generate::{self, Networks, Watch};
 use crate::guidance::Prediction;
 use crate::observer::Observer;
@@ -46,6 +47,14 @@ impl EngineBuilder {
     #[must_use]
     pub fn model(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.model = Some(ModelFile::Path(path.into()));
+        self
+    }
+
+    /// These files, beside those that were given already.
+    #[must_use]
+    pub fn files(mut self, files: ModelFiles) -> EngineBuilder {
+        self.model = files.model.map(ModelFile::Path).or(self.model);
+        self.parts.extend(files.parts);
         self
     }
 

@@ -5,35 +5,11 @@ use std::fmt::Display;
 use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
 
-/// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Draw pictures.
-    ImgGen,
-    /// Write a model in other types or another format.
-    Convert,
-}
-
-pub(super) fn mode(text: &str) -> Result<Mode, String> {
-    match text {
-        "img_gen" => Ok(Mode::ImgGen),
-        "convert" => Ok(Mode::Convert),
-        "adetailer" | "vid_gen" | "upscale" | "metadata" => {
-            Err("not supported yet, only img_gen and convert are".to_owned())
-        }
-        _ => Err("no such mode; there are img_gen and convert".to_owned()),
-    }
-}
-
-pub(super) fn output(text: &str) -> Result<String, String> {
-    if text.is_empty() {
-        return Err("want a path".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
 /// Level names, most verbose first. `tracing` has the same five under other names.
-pub(super) fn log_level(text: &str) -> Result<LevelFilter, String> {
+///
+/// # Errors
+/// There is no such level.
+pub fn log_level(text: &str) -> Result<LevelFilter, String> {
     match text {
         "debug" => Ok(LevelFilter::TRACE),
         "verbose" => Ok(LevelFilter::DEBUG),
@@ -45,7 +21,10 @@ pub(super) fn log_level(text: &str) -> Result<LevelFilter, String> {
 }
 
 /// A type that weights can be converted to.
-pub(super) fn weight_type(text: &str) -> Result<DType, String> {
+///
+/// # Errors
+/// There is no such type; the message lists them.
+pub fn weight_type(text: &str) -> Result<DType, String> {
     DType::parse(text).filter(|d| d.is_weight_type()).ok_or_else(|| {
         let names: Vec<&str> = DType::all().filter(|d| d.is_weight_type()).map(DType::name).collect();
         format!("want one of {}", names.join(", "))
@@ -54,14 +33,18 @@ pub(super) fn weight_type(text: &str) -> Result<DType, String> {
 
 /// The latents of an autoencoder, if they are not those of the model's family.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct OwnVae(pub(crate) Option<VaeFormat>);
+pub struct OwnVae(pub Option<VaeFormat>);
 
-pub(super) fn vae_format(text: &str) -> Result<OwnVae, String> {
+/// The latents of an autoencoder by name.
+///
+/// # Errors
+/// There are no such latents.
+pub fn vae_format(text: &str) -> Result<OwnVae, String> {
     if text == "auto" { Ok(OwnVae(None)) } else { named(text).map(|format| OwnVae(Some(format))) }
 }
 
 /// A parser of whole numbers from `least` to `most`, of which not a character may be left over.
-pub(super) fn whole<T>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> + Clone
+pub fn whole<T>(least: T, most: T) -> impl Fn(&str) -> Result<T, String> + Clone
 where
     T: FromStr + PartialOrd + Display + Copy,
 {
@@ -72,21 +55,37 @@ where
     }
 }
 
-pub(super) fn number(text: &str) -> Result<f32, String> {
+/// A finite number.
+///
+/// # Errors
+/// It is none.
+pub fn number(text: &str) -> Result<f32, String> {
     let number: Option<f32> = text.trim().parse().ok();
     number.filter(|x| x.is_finite()).ok_or_else(|| "want a number".to_owned())
 }
 
-pub(super) fn not_negative(text: &str) -> Result<f32, String> {
+/// A finite number of 0 or more.
+///
+/// # Errors
+/// It is none.
+pub fn not_negative(text: &str) -> Result<f32, String> {
     number(text).ok().filter(|x| *x >= 0.0).ok_or_else(|| "want a number of 0 or more".to_owned())
 }
 
-pub(super) fn fraction<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
+/// A number from 0 to 1.
+///
+/// # Errors
+/// It is none.
+pub fn fraction<T: FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
     let number: Option<T> = text.trim().parse().ok();
     number.filter(|x| *x >= T::from(0) && *x <= T::from(1)).ok_or_else(|| "want a number from 0 to 1".to_owned())
 }
 
-pub(super) fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {
+/// A choice by its name.
+///
+/// # Errors
+/// There is none of this name; the message suggests the nearest one.
+pub fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, String> {
     text.parse().map_err(|e: sd_runtime::Error| {
         let message = e.to_string();
         // clap names the option itself.
@@ -96,7 +95,7 @@ pub(super) fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T
 
 /// Several values in one: a list with commas or blanks between, in brackets or not.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct List<T>(pub(crate) Vec<T>);
+pub struct List<T>(pub Vec<T>);
 
 impl<T: FromStr> FromStr for List<T> {
     type Err = String;

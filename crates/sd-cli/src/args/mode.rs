@@ -1,0 +1,28 @@
+//! What the program does.
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Draw pictures.
+    ImgGen,
+    /// Write a model in other types or another format.
+    Convert,
+}
+
+pub(super) fn mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "img_gen" => Ok(Mode::ImgGen),
+        "convert" => Ok(Mode::Convert),
+        "adetailer" | "vid_gen" | "upscale" | "metadata" => {
+            Err("not supported yet, only img_gen and convert are".to_owned())
+        }
+        _ => Err("no such mode; there are img_gen and convert".to_owned()),
+    }
+}
+
+pub(super) fn output(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("want a path".to_owned());
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,8 @@
+//! Options that both front ends have: which files make a model and where it runs, and the parsers of values.
+//! `ARCHITECTURE.md` says why this is a crate.
+#![forbid(unsafe_code)]
+
+mod model;
+pub mod value;
+
+pub use model::ModelOptions;
