@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use sd_core::DType;
+use sd_core::{DType, Precision};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -92,6 +92,9 @@ struct SetupArgs {
     /// Type of the weights in memory; default: as stored.
     #[arg(long = "type", value_parser = dtype)]
     weight_type: Option<DType>,
+    /// Factors of products on the processor: auto, f32 or bf16.
+    #[arg(long, default_value = "auto")]
+    precision: Precision,
 }
 
 fn dtype(name: &str) -> Result<DType, &'static str> {
@@ -100,7 +103,8 @@ fn dtype(name: &str) -> Result<DType, &'static str> {
 
 impl SetupArgs {
     fn setup(self) -> networks::Setup {
-        networks::Setup { device: self.device, threads: self.threads, weight_type: self.weight_type }
+        let SetupArgs { device, threads, weight_type, precision } = self;
+        networks::Setup { device, threads, weight_type, precision }
     }
 }
 

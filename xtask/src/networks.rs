@@ -1,7 +1,9 @@
 //! Runs the networks of a checkpoint one by one, and compares them with a reference.
 
 use anyhow::{Context, Result, bail, ensure};
-use sd_core::{CancelToken, DType, Device, Program, Runner, RunnerOptions, Tensor, TypePolicy, WeightSource};
+use sd_core::{
+    CancelToken, DType, Device, Precision, Program, Runner, RunnerOptions, Tensor, TypePolicy, WeightSource,
+};
 use sd_io::Checkpoint;
 use sd_models::{Component, Evaluation, Files, Model, Part};
 use std::path::Path;
@@ -21,12 +23,15 @@ pub struct Setup {
     pub threads: usize,
     /// Weights in memory; as stored without it.
     pub weight_type: Option<DType>,
+    /// Factors of products on the processor.
+    pub precision: Precision,
 }
 
 impl Setup {
     pub(crate) fn runner(&self, component: &Component) -> Result<Runner> {
         let types = self.weight_type.map_or(TypePolicy::Stored, TypePolicy::Convert);
-        let options = RunnerOptions { threads: self.threads, types, ..RunnerOptions::default() };
+        let options =
+            RunnerOptions { threads: self.threads, types, precision: self.precision, ..RunnerOptions::default() };
         Ok(Runner::new(Device::find(&self.device)?, component.source(), options)?)
     }
 }

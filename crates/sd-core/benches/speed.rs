@@ -1,7 +1,7 @@
 //! Arithmetic speed of matrix products, convolutions and attention on one thread: each of the kernels that the machine has, beside
 //! ggml's own operations in the same run. Times are of the thread's processor, medians of several runs.
 //!
-//! `cargo bench -p sd-core`
+//! `cargo bench -p sd-core`, or `cargo bench -p sd-core -- conv` for lines with that word.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,11 +10,12 @@ use std::sync::Arc;
 use sd_core::convert::from_f32;
 use sd_core::graph::{Graph, Var};
 use sd_core::{
-    AttentionOptions, Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Result, Runner,
-    RunnerOptions, Scope, Shape, Tensor, TensorMeta, WeightSource,
+    AttentionOptions, Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Precision,
+    Result, Runner, RunnerOptions, Scope, Shape, Tensor, TensorMeta, WeightSource,
 };
 
-const KERNELS: [CpuKernels; 4] = [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512];
+const KERNELS: [CpuKernels; 5] =
+    [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512, CpuKernels::Avx512Bf16];
 const RUNS: usize = 3;
 
 #[derive(Default)]
@@ -73,6 +74,10 @@ fn measure(
     weights: Weights,
     build: impl Fn(&Graph, &Scope, Var) -> Result<Var>,
 ) -> Result<()> {
+    let word = std::env::args().skip(1).find(|a| !a.starts_with('-'));
+    if word.is_some_and(|w| !what.contains(&w)) {
+        return Ok(());
+    }
     let source = Arc::new(weights);
     let g = Graph::new();
     let x = g.input("x", dims, DType::F32)?;
@@ -87,7 +92,7 @@ fn measure(
             line += &format!("{:>10}", "-");
             continue;
         }
-        let options = RunnerOptions { threads: 1, ..RunnerOptions::default() };
+        let options = RunnerOptions { threads: 1, precision: Precision::Bf16, ..RunnerOptions::default() };
         let mut runner = Runner::new(Device::cpu()?, source.clone(), options)?;
         runner.set_kernels(kernels)?;
         let mut times = Vec::new();

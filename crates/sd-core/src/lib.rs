@@ -22,7 +22,7 @@ pub use cancel::CancelToken;
 pub use device::Device;
 pub use dtype::DType;
 pub use error::{Error, Kind, Result};
-pub use exec::{Runner, RunnerOptions, TypePolicy};
+pub use exec::{Precision, Runner, RunnerOptions, TypePolicy};
 pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, RopeLayout, Var};
 pub use kernels::CpuKernels;
 pub use plan::Cuts;

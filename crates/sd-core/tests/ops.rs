@@ -40,8 +40,14 @@ const TOLERANCE: &[(DType, f64)] = &[
     (DType::TQ2_0, 1.6e-2),
 ];
 
-const KERNELS: [CpuKernels; 5] =
-    [CpuKernels::Auto, CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable, CpuKernels::Ggml];
+const KERNELS: [CpuKernels; 6] = [
+    CpuKernels::Auto,
+    CpuKernels::Avx512Bf16,
+    CpuKernels::Avx512,
+    CpuKernels::Avx2,
+    CpuKernels::Portable,
+    CpuKernels::Ggml,
+];
 
 /// Runs the graph that `build` makes on every device, and compares its outputs with the reference.
 fn check(
@@ -51,7 +57,7 @@ fn check(
     inputs: &[(&str, Tensor)],
     build: impl Fn(&Graph, &Scope) -> Vec<Var>,
 ) {
-    let tolerance = TOLERANCE.iter().find(|t| t.0 == dtype).unwrap().1;
+    let tolerance = |dtype: DType| TOLERANCE.iter().find(|t| t.0 == dtype).unwrap().1;
     let source = Arc::new(weights);
     let scope = Scope::root(source.clone());
     let g = Graph::new();
@@ -69,6 +75,11 @@ fn check(
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             assert_eq!(got.dims(), want.dims, "{what} on {device} with {kernels:?}");
             let d = distance(got.values(), &want.data);
+            // Where products are of bf16 by default, weights of 16 bits and less are.
+            let narrow = matches!(kernels, CpuKernels::Auto | CpuKernels::Avx512Bf16);
+            let bf16 =
+                if narrow && tolerance(dtype) > tolerance(DType::F32) { tolerance(DType::BF16) } else { 0.0 };
+            let tolerance = tolerance(dtype).max(bf16);
             assert!(
                 d <= tolerance,
                 "{what}, output {i} on {device} with {kernels:?}: {d:.2e} over {tolerance:.2e}"

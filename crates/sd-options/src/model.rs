@@ -3,7 +3,8 @@
 use crate::value::{OwnVae, named, vae_format, weight_type, whole};
 use clap::{ArgAction, Args};
 use sd_runtime::{
-    DType, Device, Engine, EngineBuilder, Error, LoraMode, ModelFiles, Part, Prediction, Result, add_rpc_server,
+    DType, Device, Engine, EngineBuilder, Error, LoraMode, ModelFiles, Part, Precision, Prediction, Result,
+    add_rpc_server,
 };
 use std::path::PathBuf;
 use tracing::info;
@@ -51,6 +52,9 @@ pub struct ModelOptions {
     /// Type of the weights in memory, such as f32, f16 or q8_0; default: as stored
     #[arg(long = "type", value_name = "string", value_parser = weight_type)]
     pub weight_type: Option<DType>,
+    /// Factors of products on processors that multiply bf16: auto (bf16 for weights of 16 bits or less), f32 or bf16
+    #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<Precision>)]
+    precision: Precision,
     /// Folder to keep weights in that --type quantises, so that the next run need not convert them again
     #[arg(long, value_name = "path")]
     cache_dir: Option<PathBuf>,
@@ -126,6 +130,7 @@ impl ModelOptions {
         if let Some(dtype) = self.weight_type {
             builder = builder.weight_type(dtype);
         }
+        builder = builder.precision(self.precision);
         if let Some(device) = device(&self.backend)? {
             // Found out before the files are read.
             Device::find(&device).map_err(|e| e.context("--backend"))?;

@@ -47,6 +47,6 @@ pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};
 pub use schedule::{Ays, ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, shifted};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
-pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Result, Tensor};
+pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor};
 pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
 pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};

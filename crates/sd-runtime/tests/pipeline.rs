@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use sd_runtime::{
-    CancelToken, Cuts, DType, Engine, EngineBuilder, ImageRequest, SamplerKind, SchedulerKind, Stage,
+    CancelToken, Cuts, DType, Engine, EngineBuilder, ImageRequest, Precision, SamplerKind, SchedulerKind, Stage,
     add_rpc_server,
 };
 use support::{Fixture, Log, generate, one, psnr, relative, sd1};
@@ -56,9 +56,9 @@ fn remote_device() -> &'static str {
 }
 
 /// Against the reference in f64: relative error of each latent, and peak signal-to-noise ratio of the picture in dB.
-fn agrees_with_the_oracle(device: &str, weights: DType, latent: f64, picture: f64) {
+fn agrees_with_the_oracle(device: &str, (weights, precision, latent, picture): Case) {
     let fixture = Fixture::open("sd1_pipeline.safetensors");
-    let mut engine = builder().device(device).weight_type(weights).build().unwrap();
+    let mut engine = builder().device(device).weight_type(weights).precision(precision).build().unwrap();
     for (sampler, scheduler) in
         [(SamplerKind::Euler, SchedulerKind::Discrete), (SamplerKind::DpmPp2m, SchedulerKind::Karras)]
     {
@@ -78,20 +78,26 @@ fn agrees_with_the_oracle(device: &str, weights: DType, latent: f64, picture: f6
 }
 
 /// The tiny model's weights are uniform noise, so what quantising loses is large; guidance of 7 multiplies it.
-const TOLERANCES: [(DType, f64, f64); 3] =
-    [(DType::F32, 1e-5, 70.0), (DType::F16, 1e-2, 50.0), (DType::Q8_0, 1e-1, 30.0)];
+const TOLERANCES: [Case; 4] = [
+    (DType::F32, Precision::Auto, 1e-5, 70.0),
+    (DType::F16, Precision::F32, 1e-2, 50.0),
+    (DType::F16, Precision::Auto, 8e-2, 32.0),
+    (DType::Q8_0, Precision::Auto, 1e-1, 30.0),
+];
+
+type Case = (DType, Precision, f64, f64);
 
 #[test]
 fn pictures_are_the_references() {
-    for (weights, latent, picture) in TOLERANCES {
-        agrees_with_the_oracle("cpu", weights, latent, picture);
+    for case in TOLERANCES {
+        agrees_with_the_oracle("cpu", case);
     }
 }
 
 #[test]
 fn pictures_of_a_remote_device_are_the_references() {
-    for (weights, latent, picture) in TOLERANCES {
-        agrees_with_the_oracle(remote_device(), weights, latent, picture);
+    for case in TOLERANCES {
+        agrees_with_the_oracle(remote_device(), case);
     }
 }
 

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::RunnerOptions;
+use super::{Precision, RunnerOptions};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{Buffer, Dev, DevKind, Id, types};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{CpuKernels, Isa};
-use crate::lower::{Host, Lowered, lower, lower_host};
+use crate::lower::{Host, Lowered, Narrow, lower, lower_host};
 use crate::plan::{Segment, segments};
 use crate::scope::{Role, Weight};
 use crate::tensor::Data;
@@ -117,11 +117,13 @@ impl Plan {
             Ok(t)
         };
         let segments = segments(program, &options.cuts)?;
+        let narrow = narrow(program, options);
         // `refuse` names operations of ggml's graphs. Kernels and ggml round differently, so that all segments are for
         // one of them, or cuts would change a result.
         let hosts = match isa.filter(|_| refuse.is_empty()) {
             Some(isa) => {
-                let host = |s| lower_host(program, s, isa, memory_type).map_err(|e| phase(e, s, "lowering"));
+                let host =
+                    |s| lower_host(program, s, isa, &narrow, memory_type).map_err(|e| phase(e, s, "lowering"));
                 segments.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
             }
             None => None,
@@ -170,7 +172,7 @@ impl Plan {
         refuse: &[&str],
         memory_type: impl Fn(Var) -> Result<DType>,
     ) -> Result<Lowered> {
-        let mut lowered = lower(program, segment, dev, isa, memory_type)?;
+        let mut lowered = lower(program, segment, dev, isa.map(Isa::wide), memory_type)?;
         let mut refused = Vec::new();
         for &node in lowered.graph.nodes() {
             let can = lowered.ctx.is_supported(node, dev)?;
@@ -301,6 +303,26 @@ pub(super) fn phase(e: Error, segment: &Segment, doing: &str) -> Error {
 fn wide_weights(program: &Program) -> std::collections::HashSet<Var> {
     let wide = |op: &Op| matches!(op, Op::Linear { wide: true } | Op::Conv2d { wide: true, .. });
     program.nodes().iter().filter(|n| wide(&n.op)).filter_map(|n| n.inputs.get(1)).copied().collect()
+}
+
+/// What is multiplied as bf16: weights of most elements decide about products of values.
+fn narrow(program: &Program, options: &RunnerOptions) -> Narrow {
+    let wide = wide_weights(program);
+    let mut out = Narrow { weights: Default::default(), values: options.precision == Precision::Bf16 };
+    let (mut elements, mut all) = (0, 0);
+    for (v, node) in program.iter() {
+        let Op::Weight(w) = &node.op else { continue };
+        if matches!(w.role(), Role::Matrix | Role::Kernel) {
+            let narrow = options.precision.is_narrow(w, &options.types);
+            all += w.shape().elements();
+            elements += if narrow { w.shape().elements() } else { 0 };
+            if narrow && !wide.contains(&v) {
+                out.weights.insert(v);
+            }
+        }
+    }
+    out.values |= 2 * elements > all;
+    out
 }
 
 fn id_limits(program: &Program) -> HashMap<Var, (usize, String)> {

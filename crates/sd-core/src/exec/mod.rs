@@ -10,7 +10,7 @@ mod workspace;
 
 pub use cache::SegmentSize;
 pub use executor::Runner;
-pub use options::{RunnerOptions, TypePolicy};
+pub use options::{Precision, RunnerOptions, TypePolicy};
 
 /// How many threads `asked` means: 0 stands for one per physical core. ggml's threads wait for each other spinning, so
 /// with more of them than processors most of the time goes into waiting; results do not depend on the number.

@@ -1,6 +1,9 @@
 //! Choices for a runner, and the types weights have in memory.
 
+use std::str::FromStr;
+
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::plan::Cuts;
 use crate::scope::{Role, Weight};
 
@@ -13,6 +16,52 @@ pub struct RunnerOptions {
     pub types: TypePolicy,
     /// Which cuts are taken.
     pub cuts: Cuts,
+    /// What the factors of products are.
+    pub precision: Precision,
+}
+
+/// What the CPU's kernels make of the factors of products, convolutions and attention; sums are f32. Only machines with
+/// instructions for it multiply bf16, and layers that are marked as wide never are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// bf16 where weights take 16 bits or less, and between values if those of all matrices do; else f32.
+    #[default]
+    Auto,
+    /// f32.
+    F32,
+    /// bf16.
+    Bf16,
+}
+
+impl Precision {
+    /// Every choice with the name that users give it.
+    const NAMES: [(&str, Precision); 3] =
+        [("auto", Precision::Auto), ("f32", Precision::F32), ("bf16", Precision::Bf16)];
+
+    /// Whether products with `weight` in memory as `types` says are of bf16.
+    pub(crate) fn is_narrow(self, weight: &Weight, types: &TypePolicy) -> bool {
+        let wanted = match types {
+            TypePolicy::Stored => weight.dtype(),
+            TypePolicy::Convert(t) => *t,
+        };
+        match self {
+            Precision::Auto => !matches!(wanted, DType::F32 | DType::F64),
+            Precision::F32 => false,
+            Precision::Bf16 => true,
+        }
+    }
+}
+
+impl FromStr for Precision {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Precision> {
+        let found = Precision::NAMES.iter().find(|n| n.0.eq_ignore_ascii_case(name));
+        found.map(|n| n.1).ok_or_else(|| {
+            let names = Precision::NAMES.map(|n| n.0).join(", ");
+            Error::request(format!("precision: want one of {names}, not {name:?}"))
+        })
+    }
 }
 
 /// The type that matrices, tables and kernels have in memory.

@@ -5,8 +5,9 @@
 use std::ops::Range;
 
 use super::inner::WIDE;
+use super::pack::{ROOM, pack};
 use super::scratch::{share, with};
-use super::vector::Vector;
+use super::vector::{Vector, Words};
 use super::{Base, DEPTH, Isa, MAX_COLUMNS, Tile};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
@@ -83,11 +84,6 @@ struct Tensors {
     out: *mut f32,
 }
 
-/// Rows of tiles that `n` rows are divided into, as even as can be.
-fn height(isa: &Isa, n: usize) -> usize {
-    n.div_ceil(n.div_ceil(isa.rows))
-}
-
 impl Attention {
     /// Computes `tiles` of the queries of head `head`, counted through the batch.
     ///
@@ -97,19 +93,22 @@ impl Attention {
         let (isa, d, e) = (self.isa, self.width, self.value_width);
         let columns = isa.columns;
         let group = (GROUP / ((d + e) * columns)).clamp(1, tiles.len());
+        // Words of a query, and of a key.
+        let dw = isa.words(d);
         let sizes = [
-            group * d * columns,
+            group * dw * columns,
             group * e * columns,
             2 * group * columns,
-            KEYS * d,
-            KEYS * e,
+            KEYS * dw,
+            isa.words(KEYS) * e,
             KEYS * columns,
             KEYS * columns,
+            ROOM,
         ];
         let (b, h) = (head / self.heads, head % self.heads);
         // The first element of position `i` of this head, in a tensor of `n` positions of `w` elements.
         let row = |n: usize, i: usize, w: usize| ((b * n + i) * self.heads + h) * w;
-        with(sizes, |[q, out, state, k, v, scores, mask]| {
+        with(sizes, |[q, out, state, k, v, scores, mask, room]| {
             for first in tiles.clone().step_by(group) {
                 let some = first..(first + group).min(tiles.end);
                 // Queries of a tile, and where what belongs to it lies.
@@ -118,7 +117,10 @@ impl Attention {
                 for tile in some.clone() {
                     let from = queries(tile).map(|i| t.q.wrapping_add(row(self.queries, i, d)));
                     // SAFETY: the queries exist, and the panel has a place for each.
-                    unsafe { panel(isa, from, d, place(tile, q, d * columns)) };
+                    unsafe {
+                        let from = panel(isa, from);
+                        pack(isa, &from[..columns], d, columns, place(tile, q, dw * columns), room);
+                    }
                     let state = place(tile, state, 2 * columns);
                     for i in 0..columns {
                         // SAFETY: a tile's state is two rows.
@@ -143,9 +145,9 @@ impl Attention {
                             for (j, p) in from.iter_mut().enumerate().take(n) {
                                 *p = keys.wrapping_add((i + j) * self.heads * d);
                             }
-                            (isa.transpose)(&from[..n], d, k.wrapping_add(i * d), n);
+                            pack(isa, &from[..n], d, n, k.wrapping_add(i * dw), room);
                         }
-                        (isa.strips)(values, self.heads * e, [count, e, height(isa, e)], v);
+                        (isa.strips)(values, self.heads * e, [count, e, isa.height(e)], v);
                     }
                     for tile in some.clone() {
                         let queries = queries(tile);
@@ -154,7 +156,7 @@ impl Attention {
                         }
                         let seen = if self.causal { count.min(queries.end - first_key) } else { count };
                         let place = |base: *mut f32, size: usize| place(tile, base, size);
-                        let (q, out) = (place(q, d * columns), place(out, e * columns));
+                        let (q, out) = (place(q, dw * columns), place(out, e * columns));
                         let mut s = Scores {
                             keys: seen,
                             s: scores,
@@ -173,7 +175,7 @@ impl Attention {
                             let from = queries.clone().map(|i| from.wrapping_add(at(i)));
                             let len = if mk == 1 { 1 } else { seen };
                             // SAFETY: the rows exist, and the panel has a place for each.
-                            unsafe { panel(isa, from, len, mask) };
+                            unsafe { (isa.transpose)(&panel(isa, from)[..isa.columns], len, mask, isa.columns) };
                             s.mask = Some((mask, if mk == 1 { 0 } else { columns }));
                         }
                         if self.causal && first_key + seen > queries.start + 1 {
@@ -182,10 +184,11 @@ impl Attention {
                         // SAFETY: panels of both factors are packed, and the scores and results have room.
                         unsafe {
                             let rows = seen.next_multiple_of(isa.rows).min(count);
-                            let k = Strips { a: k, rows, height: isa.rows, stored: d, depth: d };
+                            let k = Strips { a: k, rows, height: isa.rows, stored: dw, depth: dw };
                             product(isa, &k, q, scores, false);
                             (isa.soften)(&s);
-                            let v = Strips { a: v, rows: e, height: height(isa, e), stored: count, depth: seen };
+                            let (stored, depth) = (isa.words(count), isa.words(seen));
+                            let v = Strips { a: v, rows: e, height: isa.height(e), stored, depth };
                             product(isa, &v, scores, out, first_key > 0);
                         }
                     }
@@ -212,11 +215,8 @@ impl Attention {
     }
 }
 
-/// Rows of `len` elements, at most as many as a tile has columns, as a panel; the first also stands for those missing.
-///
-/// # Safety
-/// The machine has `isa`, the rows exist, and `to` is valid for `len * isa.columns` writes.
-unsafe fn panel(isa: &Isa, rows: impl Iterator<Item = *const f32>, len: usize, to: *mut f32) {
+/// Rows, at most as many as a tile has columns, as many of them: the first also stands for those missing.
+fn panel(isa: &Isa, rows: impl Iterator<Item = *const f32>) -> [*const f32; MAX_COLUMNS] {
     let mut from = [std::ptr::null(); MAX_COLUMNS];
     let mut count = 0;
     for (p, row) in from.iter_mut().zip(rows) {
@@ -224,19 +224,18 @@ unsafe fn panel(isa: &Isa, rows: impl Iterator<Item = *const f32>, len: usize, t
         count += 1;
     }
     let first = from[0];
-    from[count..].fill(first);
-    // SAFETY: as the caller promises.
-    unsafe { (isa.transpose)(&from[..isa.columns], len, to, isa.columns) }
+    from[count..isa.columns].fill(first);
+    from
 }
 
-/// The left factor of a product, cut into strips of at most `height` rows, each `[stored][rows of the strip]`.
+/// The left factor of a product, cut into strips of at most `height` rows, each `[stored][rows of the strip]` of words.
 struct Strips {
     a: *const f32,
     rows: usize,
     height: usize,
-    /// Terms that strips have.
+    /// Words of terms that strips have.
     stored: usize,
-    /// Terms that count.
+    /// Words that count.
     depth: usize,
 }
 
@@ -263,7 +262,7 @@ unsafe fn product(isa: &Isa, a: &Strips, b: *const f32, c: *mut f32, add: bool) 
     }
 }
 
-/// Scores of a tile of queries, `s [keys][columns]`, about to become weights.
+/// Scores of a tile of queries, `s [keys][columns]`, about to become weights, as words.
 pub(super) struct Scores {
     keys: usize,
     s: *mut f32,
@@ -284,33 +283,33 @@ pub(super) struct Scores {
 const CHAINS: usize = 4;
 
 /// # Safety
-/// The machine has the instruction set of `V`, and `t` describes valid memory.
+/// The machine has the instruction set of `W`, and `t` describes valid memory.
 #[inline(always)]
-pub(super) unsafe fn soften<V: Vector>(t: &Scores) {
-    let at = |p: *mut f32, row: usize, v: usize| p.wrapping_add((row * WIDE + v) * V::LANES);
+pub(super) unsafe fn soften<W: Words>(t: &Scores) {
+    let at = |p: *mut f32, row: usize, v: usize| p.wrapping_add((row * WIDE + v) * W::V::LANES);
     // SAFETY: as the caller promises.
     unsafe {
-        let least = V::splat(f32::NEG_INFINITY);
+        let least = W::V::splat(f32::NEG_INFINITY);
         let mut tops = [[least; WIDE]; CHAINS];
         let plain = t.mask.is_none() && t.diagonal.is_none() && t.scale > 0.0;
         let scale = if plain {
             for j in 0..t.keys {
                 for (v, top) in tops[j % CHAINS].iter_mut().enumerate() {
-                    *top = top.max(V::load(at(t.s, j, v)));
+                    *top = top.max(W::V::load(at(t.s, j, v)));
                 }
             }
             t.scale
         } else {
             for j in 0..t.keys {
                 for (v, top) in tops[0].iter_mut().enumerate() {
-                    let mut x = V::load(at(t.s, j, v)).mul(V::splat(t.scale));
+                    let mut x = W::V::load(at(t.s, j, v)).mul(W::V::splat(t.scale));
                     if let Some((mask, step)) = t.mask {
-                        let m = V::load(mask.wrapping_add(j * step + v * V::LANES));
-                        x = m.mul_add(V::splat(std::f32::consts::LOG2_E), x);
+                        let m = W::V::load(mask.wrapping_add(j * step + v * W::V::LANES));
+                        x = m.mul_add(W::V::splat(std::f32::consts::LOG2_E), x);
                     }
                     if let Some(diagonal) = t.diagonal {
-                        let before = j as isize - diagonal - (v * V::LANES) as isize;
-                        x = x.replaced(least, V::first(before.max(0) as usize));
+                        let before = j as isize - diagonal - (v * W::V::LANES) as isize;
+                        x = x.replaced(least, W::V::first(before.max(0) as usize));
                     }
                     x.store(at(t.s, j, v));
                     *top = top.max(x);
@@ -324,24 +323,29 @@ pub(super) unsafe fn soften<V: Vector>(t: &Scores) {
             for other in &tops[1..] {
                 top = top.max(other[v]);
             }
-            let before = V::load(max);
-            let top = before.max(top.mul(V::splat(scale)));
+            let before = W::V::load(max);
+            let top = before.max(top.mul(W::V::splat(scale)));
             top.store(max);
             // Where every score so far is minus infinity, weights are 0 rather than no numbers.
-            let top = V::splat(f32::MIN).max(top);
+            let top = W::V::splat(f32::MIN).max(top);
             let shrink = before.sub(top).exp2();
-            let below = V::splat(0.0).sub(top);
-            let mut total = V::splat(0.0);
-            for j in 0..t.keys {
-                let s = at(t.s, j, v);
-                let x = V::load(s).mul_add(V::splat(scale), below).exp2();
-                x.store(s);
-                total = total.add(x);
+            let below = W::V::splat(0.0).sub(top);
+            let mut total = W::V::splat(0.0);
+            let weight = |j: usize| W::V::load(at(t.s, j, v)).mul_add(W::V::splat(scale), below).exp2();
+            for j in (0..t.keys).step_by(W::GRAIN) {
+                let first = weight(j);
+                let mut second = W::V::splat(0.0);
+                total = total.add(first);
+                if W::GRAIN > 1 && j + 1 < t.keys {
+                    second = weight(j + 1);
+                    total = total.add(second);
+                }
+                W::pair(first, second).store(at(t.s, j / W::GRAIN, v));
             }
-            V::load(sum).mul_add(shrink, total).store(sum);
+            W::V::load(sum).mul_add(shrink, total).store(sum);
             for j in 0..t.width {
                 let o = at(t.out, j, v);
-                V::load(o).mul(shrink).store(o);
+                W::V::load(o).mul(shrink).store(o);
             }
         }
     }
@@ -365,13 +369,14 @@ pub(super) unsafe fn divide<V: Vector>(out: *mut f32, rows: usize, by: *const f3
     }
 }
 
-/// Rows of `width` elements, `step` apart, cut into strips of `height` columns: `[rows][height]` one after another.
+/// Rows of `width` elements, `step` apart, cut into strips of `height` columns: `[words of rows][height]` one after
+/// another.
 ///
 /// # Safety
-/// The machine has the instruction set of `V`, a register is at least `height` wide, and the pointers are valid for
+/// The machine has the instruction set of `W`, a register is at least `height` wide, and the pointers are valid for
 /// that.
 #[inline(always)]
-pub(super) unsafe fn strips<V: Vector>(
+pub(super) unsafe fn strips<W: Words>(
     from: *const f32,
     step: usize,
     [rows, width, height]: [usize; 3],
@@ -379,13 +384,14 @@ pub(super) unsafe fn strips<V: Vector>(
 ) {
     for first in (0..width).step_by(height) {
         let n = height.min(width - first);
-        let to = to.wrapping_add(first * rows);
+        let to = to.wrapping_add(first * rows.div_ceil(W::GRAIN));
         // SAFETY: masked lanes are elements of the strip.
         unsafe {
-            let mask = V::first(n);
-            for row in 0..rows {
-                let x = V::load_some(from.wrapping_add(row * step + first), mask);
-                x.store_some(to.wrapping_add(row * n), mask);
+            let mask = W::V::first(n);
+            let load = |row: usize| W::V::load_some(from.wrapping_add(row * step + first), mask);
+            for row in (0..rows).step_by(W::GRAIN) {
+                let second = if W::GRAIN > 1 && row + 1 < rows { load(row + 1) } else { W::V::splat(0.0) };
+                W::pair(load(row), second).store_some(to.wrapping_add(row / W::GRAIN * n), mask);
             }
         }
     }

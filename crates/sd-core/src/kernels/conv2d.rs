@@ -188,5 +188,7 @@ impl Product for Factors<'_> {
                 (isa.gather)(&index[..isa.columns], from, g.plane(), channels, to, taps * isa.columns);
             }
         }
+        // SAFETY: the terms are there, and `to` has room for their words.
+        unsafe { gemm::narrow(isa, to, terms.len(), to) }
     }
 }

@@ -23,13 +23,13 @@ pub(super) trait Product {
     fn row_bias(&self) -> Option<*const f32>;
     /// Where the result of a panel goes.
     fn panel(&self, isa: &Isa, panel: usize) -> Panel;
-    /// Rows of the left factor as `[terms][rows]`.
+    /// Rows of the left factor as `[words of terms][rows]`.
     ///
     /// # Safety
     /// The machine has `isa`; rows and terms exist, the latter from a multiple of [`DEPTH`] on and at most as many; `to`
     /// has room for them, and `room` for [`pack::ROOM`].
     unsafe fn pack_rows(&self, isa: &Isa, rows: Range<usize>, terms: Range<usize>, to: *mut f32, room: *mut f32);
-    /// A panel of the right factor as `[terms][isa.columns]`.
+    /// A panel of the right factor as `[words of terms][isa.columns]`; there is room for a word for each term.
     ///
     /// # Safety
     /// As for [`Product::pack_rows`].
@@ -72,32 +72,35 @@ pub(super) unsafe fn compute(isa: &Isa, p: &impl Product, part: usize, parts: us
 unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<usize>) {
     let (m, depth) = (rows.len(), p.depth());
     // Rows of a tile: as even as can be.
-    let height = m.div_ceil(m.div_ceil(isa.rows));
+    let height = isa.height(m);
     let whole = m.saturating_mul(depth) <= WHOLE;
     let chunk = if whole { m } else { height * CHUNK };
     // A panel that few rows use is used while it is near.
     let wide = if m <= isa.rows { 1 } else { (isa.block / isa.columns).max(1) };
-    let sizes = [if whole { m * depth } else { chunk * DEPTH }, wide * isa.columns * DEPTH, pack::ROOM];
+    // The last panel has room for a word for each term.
+    let panels_size = (wide - 1) * isa.columns * isa.words(DEPTH) + isa.columns * DEPTH;
+    let sizes = [if whole { m * isa.words(depth) } else { chunk * isa.words(DEPTH) }, panels_size, pack::ROOM];
     with(sizes, |[a, b, room]| {
         // The tiles of rows `some` as panels one after another.
         let pack_tiles = |some: Range<usize>, terms: Range<usize>, to: *mut f32| {
             for first in some.clone().step_by(height) {
                 let tile = first..(first + height).min(some.end);
-                let to = to.wrapping_add((first - some.start) * terms.len());
+                let to = to.wrapping_add((first - some.start) * isa.words(terms.len()));
                 // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
                 unsafe { p.pack_rows(isa, tile, terms.clone(), to, room) };
             }
         };
         if whole {
             for from in (0..depth).step_by(DEPTH) {
-                pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(from * m));
+                pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(isa.words(from) * m));
             }
         }
         for first_panel in panels.clone().step_by(wide) {
             let some_panels = first_panel..(first_panel + wide).min(panels.end);
             for from in (0..depth).step_by(DEPTH) {
                 let terms = from..(from + DEPTH).min(depth);
-                let panel_size = terms.len() * isa.columns;
+                let words = isa.words(terms.len());
+                let panel_size = words * isa.columns;
                 for (i, panel) in some_panels.clone().enumerate() {
                     let to = b.wrapping_add(i * panel_size);
                     // SAFETY: `b` holds `wide` panels.
@@ -106,7 +109,7 @@ unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<u
                 for first_row in rows.clone().step_by(chunk) {
                     let some_rows = first_row..(first_row + chunk).min(rows.end);
                     let a = if whole {
-                        a.wrapping_add(from * m)
+                        a.wrapping_add(isa.words(from) * m)
                     } else {
                         pack_tiles(some_rows.clone(), terms.clone(), a);
                         a
@@ -121,8 +124,8 @@ unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<u
                                 _ => Base::Sum,
                             };
                             let tile = Tile {
-                                depth: terms.len(),
-                                a: a.wrapping_add((row - some_rows.start) * terms.len()),
+                                depth: words,
+                                a: a.wrapping_add((row - some_rows.start) * words),
                                 b: b.wrapping_add(i * panel_size),
                                 c: to.c.wrapping_add(row * to.stride),
                                 stride: to.stride,
@@ -137,4 +140,17 @@ unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<u
             }
         }
     });
+}
+
+/// A panel `[terms][isa.columns]` as words; `to` may be `from`.
+///
+/// # Safety
+/// The machine has `isa`, and the pointers are valid for that.
+pub(super) unsafe fn narrow(isa: &Isa, from: *const f32, terms: usize, to: *mut f32) {
+    let Some(narrow) = &isa.narrow else { return };
+    let row = |i: usize| (i < terms).then(|| from.wrapping_add(i * isa.columns));
+    for i in 0..isa.words(terms) {
+        // SAFETY: as the caller promises; rows that are overwritten were read before.
+        unsafe { (narrow.pair)([row(2 * i), row(2 * i + 1)], to.wrapping_add(i * isa.columns)) };
+    }
 }

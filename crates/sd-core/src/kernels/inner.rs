@@ -1,45 +1,45 @@
 //! The inner loops of products, the same for every instruction set.
 
-use super::vector::{MAX_LANES, Vector};
+use super::vector::{MAX_LANES, Vector, Words};
 use super::{Base, Rows, Tile};
 
 /// Registers of a tile's row.
 pub(super) const WIDE: usize = 2;
 
 /// # Safety
-/// The machine has the instruction set of `V`; `t` describes valid memory and has `R` rows.
+/// The machine has the instruction set of `W`; `t` describes valid memory and has `R` rows.
 #[inline(always)]
-pub(super) unsafe fn tile<V: Vector, const R: usize>(t: &Tile) {
+pub(super) unsafe fn tile<W: Words, const R: usize>(t: &Tile) {
     // SAFETY: the panels hold `depth` rows of `R` and `WIDE` registers' elements.
     unsafe {
-        let mut sums = [[V::splat(0.0); WIDE]; R];
+        let mut sums = [[W::V::splat(0.0); WIDE]; R];
         let (mut a, mut b) = (t.a, t.b);
         for _ in 0..t.depth {
-            let b0 = V::load(b);
-            let b1 = V::load(b.wrapping_add(V::LANES));
+            let b0 = W::V::load(b);
+            let b1 = W::V::load(b.wrapping_add(W::V::LANES));
             for (r, sums) in sums.iter_mut().enumerate() {
-                let x = V::splat(*a.wrapping_add(r));
-                sums[0] = x.mul_add(b0, sums[0]);
-                sums[1] = x.mul_add(b1, sums[1]);
+                let x = W::V::splat(*a.wrapping_add(r));
+                sums[0] = W::dot(x, b0, sums[0]);
+                sums[1] = W::dot(x, b1, sums[1]);
             }
             a = a.wrapping_add(R);
-            b = b.wrapping_add(WIDE * V::LANES);
+            b = b.wrapping_add(WIDE * W::V::LANES);
         }
         finish(t.c, t.stride, t.columns, t.base, &sums);
     }
 }
 
 /// # Safety
-/// The machine has the instruction set of `V`; `t` describes valid memory and has `R` rows.
+/// The machine has the instruction set of `W`; `t` describes valid memory and has `R` rows.
 #[inline(always)]
-pub(super) unsafe fn rows_by<V: Vector, const R: usize>(t: &Rows) {
+pub(super) unsafe fn rows_by<W: Words, const R: usize>(t: &Rows) {
     // SAFETY: as the caller promises.
     unsafe {
-        let mut sums = [[V::splat(0.0); WIDE]; R];
+        let mut sums = [[W::V::splat(0.0); WIDE]; R];
         for v in 0..WIDE {
             let mut b = [t.b[0]; MAX_LANES];
-            b[..V::LANES].copy_from_slice(&t.b[v * V::LANES..(v + 1) * V::LANES]);
-            let part = register_by::<V, R>(t, b);
+            b[..W::V::LANES].copy_from_slice(&t.b[v * W::V::LANES..(v + 1) * W::V::LANES]);
+            let part = register_by::<W, R>(t, b);
             for (sums, part) in sums.iter_mut().zip(part) {
                 sums[v] = part;
             }
@@ -53,26 +53,26 @@ pub(super) unsafe fn rows_by<V: Vector, const R: usize>(t: &Rows) {
 /// # Safety
 /// As for [`rows_by`].
 #[inline(always)]
-unsafe fn register_by<V: Vector, const R: usize>(t: &Rows, mut b: [*const f32; MAX_LANES]) -> [V; R] {
+unsafe fn register_by<W: Words, const R: usize>(t: &Rows, mut b: [*const f32; MAX_LANES]) -> [W::V; R] {
     // SAFETY: as the caller promises; masked lanes are below `depth`.
     unsafe {
-        let mut sums = [V::splat(0.0); R];
+        let mut sums = [W::V::splat(0.0); R];
         let mut a = t.a;
-        let whole = t.depth - t.depth % V::LANES;
-        for _ in (0..whole).step_by(V::LANES) {
-            for (j, &y) in V::load_turned(&b).as_ref().iter().enumerate() {
+        let whole = t.depth - t.depth % W::V::LANES;
+        for _ in (0..whole).step_by(W::V::LANES) {
+            for (j, &y) in W::V::load_turned(&b).as_ref().iter().enumerate() {
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::splat(*a.wrapping_add(r * t.step + j)).mul_add(y, *sum);
+                    *sum = W::dot(W::V::splat(*a.wrapping_add(r * t.step + j)), y, *sum);
                 }
             }
-            b = b.map(|p| p.wrapping_add(V::LANES));
-            a = a.wrapping_add(V::LANES);
+            b = b.map(|p| p.wrapping_add(W::V::LANES));
+            a = a.wrapping_add(W::V::LANES);
         }
         let rest = t.depth - whole;
         if rest > 0 {
-            for (j, &y) in V::load_turned_some(&b, V::first(rest)).as_ref().iter().enumerate().take(rest) {
+            for (j, &y) in W::V::load_turned_some(&b, W::V::first(rest)).as_ref().iter().enumerate().take(rest) {
                 for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::splat(*a.wrapping_add(r * t.step + j)).mul_add(y, *sum);
+                    *sum = W::dot(W::V::splat(*a.wrapping_add(r * t.step + j)), y, *sum);
                 }
             }
         }
@@ -277,7 +277,10 @@ const Q8_0: usize = 32;
 /// at most as many rows as are listed.
 macro_rules! isa {
     ($vector:ty, $block:literal, [$($row:literal),*] $(, $feature:literal)?) => {
-        pub(super) static ISA: $crate::kernels::Isa = $crate::kernels::Isa {
+        pub(super) static ISA: $crate::kernels::Isa = TABLE;
+
+        pub(super) const TABLE: $crate::kernels::Isa = $crate::kernels::Isa {
+            narrow: None,
             rows: [$($row),*].len(),
             columns: $crate::kernels::inner::WIDE * <$vector as $crate::kernels::vector::Vector>::LANES,
             block: $block,
@@ -312,6 +315,7 @@ macro_rules! isa {
             apply,
             deviation,
             softmax,
+            kernel_in,
             tiles_in,
             tiles_out,
         };
@@ -319,13 +323,13 @@ macro_rules! isa {
         $(#[target_feature(enable = $feature)])?
         unsafe fn tile<const R: usize>(t: &$crate::kernels::Tile) {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::inner::tile::<$vector, R>(t) }
+            unsafe { $crate::kernels::inner::tile::<$crate::kernels::vector::Single<$vector>, R>(t) }
         }
 
         $(#[target_feature(enable = $feature)])?
         unsafe fn rows_by<const R: usize>(t: &$crate::kernels::Rows) {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::inner::rows_by::<$vector, R>(t) }
+            unsafe { $crate::kernels::inner::rows_by::<$crate::kernels::vector::Single<$vector>, R>(t) }
         }
 
         $(#[target_feature(enable = $feature)])?
@@ -355,7 +359,7 @@ macro_rules! isa {
         $(#[target_feature(enable = $feature)])?
         unsafe fn soften(s: &$crate::kernels::attention::Scores) {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::attention::soften::<$vector>(s) }
+            unsafe { $crate::kernels::attention::soften::<$crate::kernels::vector::Single<$vector>>(s) }
         }
 
         $(#[target_feature(enable = $feature)])?
@@ -367,7 +371,7 @@ macro_rules! isa {
         $(#[target_feature(enable = $feature)])?
         unsafe fn strips(from: *const f32, step: usize, sizes: [usize; 3], to: *mut f32) {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::attention::strips::<$vector>(from, step, sizes, to) }
+            unsafe { $crate::kernels::attention::strips::<$crate::kernels::vector::Single<$vector>>(from, step, sizes, to) }
         }
 
         $(#[target_feature(enable = $feature)])?
@@ -386,6 +390,14 @@ macro_rules! isa {
         unsafe fn softmax(from: *const f32, len: usize, to: *mut f32) {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::norm::softmax::<$vector>(from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn kernel_in(taps: *const f32, sizes: [usize; 2], to: *mut f32, step: usize) {
+            // SAFETY: as the caller promises.
+            unsafe {
+                $crate::kernels::winograd::kernel_in::<$crate::kernels::vector::Single<$vector>>(taps, sizes, to, step)
+            }
         }
 
         $(#[target_feature(enable = $feature)])?

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
-use super::pack::{Matrix, ROOM};
+use super::pack::{self, Matrix, ROOM};
 use super::scratch::{share, with};
 use super::{Base, DEPTH, FEW, Isa, MAX_COLUMNS, Rows};
 use crate::dtype::DType;
@@ -107,7 +107,19 @@ impl Factors<'_> {
     /// As for [`gemm::compute`].
     unsafe fn few_rows(&self, isa: &Isa, part: usize, parts: usize) {
         let &Linear { m, k, .. } = self.sizes;
-        with([ROOM], |[room]| {
+        let step = isa.words(k);
+        let narrowed = if isa.narrow.is_some() { m * step } else { 0 };
+        with([ROOM, narrowed], |[room, narrowed]| {
+            let x = match &isa.narrow {
+                Some(narrow) => {
+                    for row in 0..m {
+                        // SAFETY: the row exists, and there is room for its words.
+                        unsafe { (narrow.row)(self.x.wrapping_add(row * k), k, narrowed.wrapping_add(row * step)) };
+                    }
+                    narrowed.cast_const()
+                }
+                None => self.x,
+            };
             for panel in share(self.panels(isa), part, parts) {
                 let Panel { c, stride, columns, bias } = self.panel(isa, panel);
                 let first = panel * isa.columns;
@@ -118,11 +130,11 @@ impl Factors<'_> {
                         (0, None) => Base::Zero,
                         _ => Base::Sum,
                     };
-                    let (a, depth) = (self.x.wrapping_add(from), terms.len());
+                    let (a, depth) = (x.wrapping_add(isa.words(from)), isa.words(terms.len()));
                     // SAFETY: the rows of both factors exist, and the part of the result is this thread's.
                     unsafe {
                         let b = self.weight.rows(isa, first..first + columns, terms, room);
-                        (isa.rows_by)(m, &Rows { depth, a, step: k, b, c, stride, columns, base });
+                        (isa.rows_by)(m, &Rows { depth, a, step, b, c, stride, columns, base });
                     }
                 }
             }
@@ -157,14 +169,14 @@ impl Product for Factors<'_> {
         }
     }
 
-    unsafe fn pack_rows(&self, isa: &Isa, rows: Range<usize>, terms: Range<usize>, to: *mut f32, _: *mut f32) {
+    unsafe fn pack_rows(&self, isa: &Isa, rows: Range<usize>, terms: Range<usize>, to: *mut f32, room: *mut f32) {
         let count = rows.len().min(MAX_COLUMNS);
         let mut from = [self.x; MAX_COLUMNS];
         for (p, row) in from.iter_mut().zip(rows) {
             *p = self.x.wrapping_add(row * self.sizes.k + terms.start);
         }
         // SAFETY: the rows exist and have the terms.
-        unsafe { (isa.transpose)(&from[..count], terms.len(), to, count) }
+        unsafe { pack::pack(isa, &from[..count], terms.len(), count, to, room) }
     }
 
     unsafe fn pack_columns(&self, isa: &Isa, panel: usize, terms: Range<usize>, to: *mut f32, room: *mut f32) {

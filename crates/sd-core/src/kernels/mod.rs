@@ -10,6 +10,8 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
 mod chain;
 mod conv2d;
 mod gemm;
@@ -50,12 +52,14 @@ const MAX_COLUMNS: usize = 32;
 
 /// What computes matrix products and convolutions on the CPU.
 ///
-/// The environment variable `SD_CPU`, one of `avx512`, `avx2`, `portable` and `ggml`, chooses for `Auto`.
+/// The environment variable `SD_CPU`, one of `avx512bf16`, `avx512`, `avx2`, `portable` and `ggml`, chooses for `Auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CpuKernels {
     /// What `SD_CPU` says, else AVX-512 or AVX2, else ggml, which has kernels for other machines.
     #[default]
     Auto,
+    /// AVX-512F with bf16 products, where [`Precision`](crate::Precision) allows them.
+    Avx512Bf16,
     /// AVX-512F.
     Avx512,
     /// AVX2, FMA and F16C.
@@ -68,7 +72,8 @@ pub enum CpuKernels {
 
 impl CpuKernels {
     /// The names that `SD_CPU` takes.
-    const NAMES: [(&str, CpuKernels); 4] = [
+    const NAMES: [(&str, CpuKernels); 5] = [
+        ("avx512bf16", CpuKernels::Avx512Bf16),
         ("avx512", CpuKernels::Avx512),
         ("avx2", CpuKernels::Avx2),
         ("portable", CpuKernels::Portable),
@@ -96,6 +101,8 @@ impl CpuKernels {
         match self {
             CpuKernels::Portable => Some(&portable::ISA),
             #[cfg(target_arch = "x86_64")]
+            CpuKernels::Avx512Bf16 => avx512bf16::is_available().then_some(&avx512bf16::ISA),
+            #[cfg(target_arch = "x86_64")]
             CpuKernels::Avx512 => avx512::is_available().then_some(&avx512::ISA),
             #[cfg(target_arch = "x86_64")]
             CpuKernels::Avx2 => avx2::is_available().then_some(&avx2::ISA),
@@ -116,7 +123,7 @@ fn automatic() -> Option<&'static Isa> {
                 Err(e) => tracing::warn!("SD_CPU={name} is ignored: {e}"),
             }
         }
-        [CpuKernels::Avx512, CpuKernels::Avx2].into_iter().find_map(CpuKernels::find)
+        [CpuKernels::Avx512Bf16, CpuKernels::Avx512, CpuKernels::Avx2].into_iter().find_map(CpuKernels::find)
     })
 }
 
@@ -134,6 +141,8 @@ fn chosen(name: &str) -> Result<Option<&'static Isa>> {
 /// The inner loops of one instruction set. Callers of the functions make sure that the machine has it, which
 /// [`CpuKernels::find`] does, and that pointers are valid for what each function says.
 pub(crate) struct Isa {
+    /// What products of two 16-bit terms at a time need; `None` where the factors of products are f32.
+    narrow: Option<Narrow>,
     /// The most rows of a tile.
     rows: usize,
     /// Columns of a tile, whose elements are neighbours in memory.
@@ -157,12 +166,15 @@ pub(crate) struct Isa {
     soften: unsafe fn(scores: &attention::Scores),
     /// `out[r][j] /= by[j]` for as many columns as a tile has.
     divide: unsafe fn(out: *mut f32, rows: usize, by: *const f32),
-    /// Of `[rows, width, height]`: `to` holds strips `[rows][height]` of the rows, which are `step` apart.
+    /// Of `[rows, width, height]`: `to` holds strips `[rows][height]` of the rows, which are `step` apart. Rows are words
+    /// of terms in the result.
     strips: unsafe fn(from: *const f32, step: usize, sizes: [usize; 3], to: *mut f32),
     /// One step of a [`Chain`] on `len` elements at `to`, with those at `by`, which are `step` (0 or 1) apart.
     apply: unsafe fn(code: Code, len: usize, to: *mut f32, by: *const f32, step: usize),
     /// Sums of what `len` elements are more than `less`, and of its square.
     deviation: unsafe fn(from: *const f32, len: usize, less: f32) -> [f64; 2],
+    /// Taps `[channels][9][rows]` become what [`Winograd`] multiplies: `[rows, channels]`, and steps of points.
+    kernel_in: unsafe fn(taps: *const f32, sizes: [usize; 2], to: *mut f32, step: usize),
     /// Tiles of inputs become what [`Winograd`] multiplies: from where to where, with both steps, how many.
     tiles_in: unsafe fn(lines: [*mut f32; 2], steps: [usize; 2], count: usize),
     /// Its products become results.
@@ -171,15 +183,46 @@ pub(crate) struct Isa {
     softmax: unsafe fn(from: *const f32, len: usize, to: *mut f32),
 }
 
-impl std::fmt::Debug for Isa {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}x{}", self.rows, self.columns)
+/// Makes words of two neighbouring terms as bf16, the first in the lower half; a term that lacks its second has 0.
+struct Narrow {
+    /// The table with the same sizes whose products are of f32.
+    wide: &'static Isa,
+    /// `len` f32.
+    row: unsafe fn(from: *const f32, len: usize, to: *mut f32),
+    /// `len` f16.
+    halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
+    /// Of rows as wide as a tile, the second of which may not exist, words of an element of each. Where `to` is one of
+    /// them it may be overwritten.
+    pair: unsafe fn(rows: [Option<*const f32>; 2], to: *mut f32),
+}
+
+impl Isa {
+    /// The same instruction set with factors of products in f32.
+    pub(crate) fn wide(&'static self) -> &'static Isa {
+        self.narrow.as_ref().map_or(self, |n| n.wide)
+    }
+
+    /// Words of 32 bits that `terms` take, which follow each other from an even one on.
+    fn words(&self, terms: usize) -> usize {
+        if self.narrow.is_some() { terms.div_ceil(2) } else { terms }
+    }
+
+    /// Rows of strips that `n` rows are divided into, as even as can be.
+    fn height(&self, n: usize) -> usize {
+        n.div_ceil(n.div_ceil(self.rows))
     }
 }
 
-/// One tile of a result: `c[r][j] = base[r][j] + Σ_i a[i][r] b[i][j]`.
+impl std::fmt::Debug for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}x{}{}", self.rows, self.columns, if self.narrow.is_some() { " bf16" } else { "" })
+    }
+}
+
+/// One tile of a result: `c[r][j] = base[r][j] + Σ_i a[i][r] b[i][j]`. Factors are words of 32 bits: an f32, or two bf16
+/// whose products are both added.
 struct Tile {
-    /// Terms, at most [`DEPTH`].
+    /// Words of terms, at most [`DEPTH`].
     depth: usize,
     /// `[depth][rows]`.
     a: *const f32,
@@ -194,9 +237,9 @@ struct Tile {
     base: Base,
 }
 
-/// A few rows of a result as wide as a tile: `c[r][j] = base[r][j] + Σ_i a[r][i] b[j][i]`.
+/// A few rows of a result as wide as a tile: `c[r][j] = base[r][j] + Σ_i a[r][i] b[j][i]`, of words as in [`Tile`].
 struct Rows {
-    /// Terms, at most [`DEPTH`].
+    /// Words of terms, at most [`DEPTH`].
     depth: usize,
     /// The first row.
     a: *const f32,

@@ -1,4 +1,4 @@
-//! Matrices of any stored type, converted and reordered tile by tile.
+//! Matrices of any stored type, converted and reordered tile by tile, as words of terms (see [`super::Tile`]).
 
 use std::ops::Range;
 
@@ -42,6 +42,31 @@ fn ahead(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
+/// Rows of `len` f32, at most [`MAX_COLUMNS`] of them, as a panel `[words of terms][width]`.
+///
+/// # Safety
+/// The machine has `isa`; the rows exist, `to` is valid for as many writes, and `room` for [`ROOM`].
+pub(super) unsafe fn pack(isa: &Isa, rows: &[*const f32], len: usize, width: usize, to: *mut f32, room: *mut f32) {
+    let Some(narrow) = &isa.narrow else {
+        // SAFETY: as the caller promises.
+        return unsafe { (isa.transpose)(rows, len, to, width) };
+    };
+    for first in (0..len).step_by(DEPTH) {
+        let some = DEPTH.min(len - first);
+        let mut from = [ZEROS.as_ptr(); MAX_COLUMNS];
+        // SAFETY: as the caller promises; `room` has room for a row of `DEPTH` for each of them.
+        unsafe {
+            for (i, (p, row)) in from.iter_mut().zip(rows).enumerate() {
+                let words = room.wrapping_add(i * ROW);
+                (narrow.row)(row.wrapping_add(first), some, words);
+                *p = words;
+            }
+            let to = to.wrapping_add(isa.words(first) * width);
+            (isa.transpose)(&from[..rows.len().min(MAX_COLUMNS)], isa.words(some), to, width);
+        }
+    }
+}
+
 /// Rows of stored elements, one after another.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix {
@@ -58,10 +83,10 @@ impl Matrix {
         Matrix { dtype, data, row: k / dtype.block() * dtype.block_bytes(), decode: decoder(dtype) }
     }
 
-    /// A panel `[terms.len()][width]` of `rows`, then zeros.
+    /// A panel `[words of terms][width]` of `rows`, then zeros.
     ///
     /// # Safety
-    /// As for [`Matrix::rows`]; `width` is at most [`MAX_COLUMNS`] and `to` is valid for `width * terms.len()` writes.
+    /// As for [`Matrix::rows`]; `width` is at most [`MAX_COLUMNS`] and `to` is valid for as many writes.
     pub(super) unsafe fn pack(
         &self,
         isa: &Isa,
@@ -71,7 +96,7 @@ impl Matrix {
         to: *mut f32,
         room: *mut f32,
     ) {
-        let len = terms.len();
+        let len = isa.words(terms.len());
         // SAFETY: as the caller promises; each row is valid for `len` reads: stored, converted or zeros.
         unsafe {
             let from = self.rows(isa, rows, terms, room);
@@ -79,7 +104,7 @@ impl Matrix {
         }
     }
 
-    /// Where `terms` of each of `rows` are as f32, converted into `room` unless they are stored so; then zeros.
+    /// Where `terms` of each of `rows` are as words, converted into `room` unless they are stored so; then zeros.
     ///
     /// # Safety
     /// The machine has `isa`. The rows exist, at most [`MAX_COLUMNS`] of them, with `terms`, which start at a multiple
@@ -93,17 +118,21 @@ impl Matrix {
     ) -> [*const f32; MAX_COLUMNS] {
         let len = terms.len();
         let start = self.row_bytes(terms.start);
+        let as_stored = match isa.narrow {
+            Some(_) => self.dtype == DType::BF16 && len.is_multiple_of(2),
+            None => self.dtype == DType::F32,
+        };
         let mut from = [ZEROS.as_ptr(); MAX_COLUMNS];
         for (i, (p, row)) in from.iter_mut().zip(rows).enumerate() {
             let stored = self.data.wrapping_add(row * self.row + start);
             // Rows are read in short pieces far apart, which processors do not foresee.
             ahead(stored.wrapping_add(self.row_bytes(len)), self.row_bytes(len));
-            *p = if self.dtype == DType::F32 {
+            *p = if as_stored {
                 stored.cast()
             } else {
                 let values = room.wrapping_add(i * ROW);
                 // SAFETY: the row has `len` elements from `start`, in whole blocks; `values` has room for `DEPTH`.
-                unsafe { self.read(isa, stored, len, values) };
+                unsafe { self.read_words(isa, stored, len, values) };
                 values
             };
         }
@@ -121,6 +150,29 @@ impl Matrix {
             match self.dtype {
                 DType::F32 => std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), 4 * terms.len()),
                 _ => self.read(isa, from, terms.len(), to),
+            }
+        }
+    }
+
+    /// As [`Matrix::read`], as words; `to` is valid for [`DEPTH`] writes.
+    ///
+    /// # Safety
+    /// As for [`Matrix::read`].
+    unsafe fn read_words(&self, isa: &Isa, from: *const u8, len: usize, to: *mut f32) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match (&isa.narrow, self.dtype) {
+                (None, _) => self.read(isa, from, len, to),
+                (Some(n), DType::F32) => (n.row)(from.cast(), len, to),
+                (Some(n), DType::F16) => (n.halves)(from, len, to),
+                (Some(_), DType::BF16) => {
+                    std::ptr::copy_nonoverlapping(from, to.cast::<u8>(), 2 * len);
+                    std::ptr::write_bytes(to.cast::<u8>().wrapping_add(2 * len), 0, 2 * (len % 2));
+                }
+                (Some(n), _) => {
+                    self.read(isa, from, len, to);
+                    (n.row)(to, len, to);
+                }
             }
         }
     }

@@ -27,8 +27,17 @@ impl Random {
 }
 
 fn every_isa() -> Vec<&'static Isa> {
-    let all = [CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable];
+    let all = [CpuKernels::Avx512Bf16, CpuKernels::Avx512, CpuKernels::Avx2, CpuKernels::Portable];
     all.into_iter().filter(|k| k.is_available()).map(|k| k.isa().unwrap().unwrap()).collect()
+}
+
+/// What products take of `values`.
+fn factors(isa: &Isa, values: &[f32]) -> Vec<f64> {
+    let factor = |&v: &f32| match isa.narrow {
+        Some(_) => half::bf16::from_f32(v).to_f64(),
+        None => f64::from(v),
+    };
+    values.iter().map(factor).collect()
 }
 
 fn bytes(values: &[f32]) -> Vec<u8> {
@@ -89,15 +98,15 @@ fn check_linear(isa: &'static Isa, r: &mut Random, [m, n, k]: [usize; 3], dtype:
     let x = r.values(m * k);
     let b = r.values(n);
     let stored = from_f32(dtype, &r.values(n * k), k).unwrap();
-    let w = to_f32(dtype, &stored, n * k).unwrap();
+    let (fx, fw) = (factors(isa, &x), factors(isa, &to_f32(dtype, &stored, n * k).unwrap()));
     let op = Linear { isa, m, n, k, dtype, bias };
     let (xs, bs) = (bytes(&x), bytes(&b));
     let operands = if bias { vec![&xs[..], &stored, &bs] } else { vec![&xs[..], &stored] };
     let got = run(&op, &operands, 1);
     check(&what, &got, |i| {
         let (row, column) = (i / n, i % n);
-        let products = x[row * k..][..k].iter().zip(&w[column * k..][..k]);
-        let terms = products.map(|(x, w)| f64::from(*x) * f64::from(*w)).collect();
+        let products = fx[row * k..][..k].iter().zip(&fw[column * k..][..k]);
+        let terms = products.map(|(x, w)| x * w).collect();
         (if bias { f64::from(b[column]) } else { 0.0 }, terms)
     });
     for parts in 2..=4 {
@@ -172,7 +181,7 @@ fn check_conv(isa: &'static Isa, r: &mut Random, case: Case, dtype: DType) {
     let b = r.values(n);
     let k = channels * kh * kw;
     let stored = from_f32(dtype, &r.values(n * k), k).unwrap();
-    let kernel = to_f32(dtype, &stored, n * k).unwrap();
+    let (fx, kernel) = (factors(isa, &x), factors(isa, &to_f32(dtype, &stored, n * k).unwrap()));
     let op = Conv2d::new(isa, g, dtype, true).unwrap();
     let (xs, bs) = (bytes(&x), bytes(&b));
     let operands = [&xs[..], &stored, &bs];
@@ -188,10 +197,10 @@ fn check_conv(isa: &'static Isa, r: &mut Random, case: Case, dtype: DType) {
                         (i * stride + j * dilation).checked_sub(padding).filter(|&p| p < len)
                     };
                     let value = match (at(row, y, h), at(column, z, w)) {
-                        (Some(i), Some(j)) => f64::from(x[((image * channels + c) * h + i) * w + j]),
+                        (Some(i), Some(j)) => fx[((image * channels + c) * h + i) * w + j],
                         _ => 0.0,
                     };
-                    terms.push(value * f64::from(kernel[((channel * channels + c) * kh + y) * kw + z]));
+                    terms.push(value * kernel[((channel * channels + c) * kh + y) * kw + z]);
                 }
             }
         }
@@ -260,11 +269,12 @@ fn check_attention(isa: &'static Isa, r: &mut Random, a: Attention) {
     let mut operands = vec![&qs[..], &ks, &vs];
     operands.extend(ms.as_deref());
     let got = run(&a, &operands, 1);
+    let [q, k, v] = [&q, &k, &v].map(|v| factors(isa, v));
     for (row, got) in got.chunks(e).enumerate() {
         let (head, query, image) = (row % heads, row / heads % queries, row / heads / queries);
-        let of = |t: &[f32], n: usize, at: usize, w: usize| {
+        let of = |t: &[f64], n: usize, at: usize, w: usize| {
             let first = ((image * n + at) * heads + head) * w;
-            t[first..first + w].iter().map(|&v| f64::from(v)).collect::<Vec<_>>()
+            t[first..first + w].to_vec()
         };
         let asked = of(&q, queries, query, d);
         let scores: Vec<f64> = (0..keys)
@@ -288,7 +298,9 @@ fn check_attention(isa: &'static Isa, r: &mut Random, a: Attention) {
             want.iter_mut().zip(of(&v, keys, key, e)).for_each(|(t, v)| *t += w / sum * v);
         }
         // Values are at most 1, scores at most `scale d`, and their error is a relative one of their exponentials.
-        let bound = HALF_ULP * (4.0 * f64::from(scale.abs()) * d as f64 + 64.0);
+        // Weights are factors too.
+        let half_ulp_of_weights = if isa.narrow.is_some() { 1.0 / 256.0 } else { 0.0 };
+        let bound = HALF_ULP * (4.0 * f64::from(scale.abs()) * d as f64 + 64.0) + half_ulp_of_weights;
         for (j, (&got, want)) in got.iter().zip(want).enumerate() {
             // Where no key counts there is no number.
             let good = if want.is_nan() { got.is_nan() } else { (f64::from(got) - want).abs() <= bound };
@@ -421,7 +433,11 @@ fn large_scores_do_not_overflow() {
         // The largest score comes last: what was summed before must vanish.
         let k: Vec<f32> = (0..300).map(|i| i as f32 * 1e5 - 2e7).collect();
         let v: Vec<f32> = (0..300).map(|i| i as f32).collect();
-        assert_eq!(run(&a, &[&bytes(&[1.0]), &bytes(&k), &bytes(&v)], 1), [299.0], "{isa:?}");
+        let want = factors(isa, &v)[299] as f32;
+        // What weights lose as factors, they do not in their sum.
+        let bound = if isa.narrow.is_some() { want / 256.0 } else { 0.0 };
+        let got = run(&a, &[&bytes(&[1.0]), &bytes(&k), &bytes(&v)], 1);
+        assert!((got[0] - want).abs() <= bound, "{isa:?}: {got:?}");
     }
 }
 
@@ -454,10 +470,12 @@ fn convolutions_by_way_of_tiles() {
             let one = Winograd::new(isa, Geometry { batch: 1, ..g }, true).unwrap();
             let alone = run(&one, &[&xs[last * channels * h * w * 4..], &us, &bs], 1);
             assert!(same_bits(&got[last * n * out[0] * out[1]..], &alone), "{isa:?} {g:?}: the last image alone");
-            // The direct kernel, which is checked against f64. Sums of tiles lose as much as 16 direct ones.
-            let direct = Conv2d::new(isa, g, DType::F16, true).unwrap();
+            // The direct kernel, which is checked against f64. Sums of tiles lose as much as 16 direct ones. As factors,
+            // a tile's inputs, at most 4, and taps, at most 9 / 4, lose half an ulp each, and 9 products are one result.
+            let direct = Conv2d::new(isa.wide(), g, DType::F16, true).unwrap();
             let want = run(&direct, &[&xs, &stored, &bs], 1);
-            let bound = 16.0 * HALF_ULP * (channels * 9) as f64;
+            let factors = if isa.narrow.is_some() { 9.0 * 2.0 / 512.0 * 4.0 * 9.0 / 4.0 } else { 0.0 };
+            let bound = 16.0 * HALF_ULP * (channels * 9) as f64 + factors * (channels as f64).sqrt();
             for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
                 assert!((f64::from(got) - f64::from(want)).abs() <= bound, "{isa:?} {g:?} {i}: {got}, want {want}");
             }
@@ -487,6 +505,6 @@ fn names_choose_kernels() {
     assert!(chosen("portable").unwrap().is_some_and(|isa| std::ptr::eq(isa, &portable::ISA)));
     assert!(chosen("GGML").unwrap().is_none());
     let e = chosen("sse").unwrap_err().to_string();
-    assert!(e.contains("avx512, avx2, portable, ggml"), "{e}");
+    assert!(e.contains("avx512bf16, avx512, avx2, portable, ggml"), "{e}");
     assert!(CpuKernels::Auto.is_available());
 }

@@ -155,6 +155,39 @@ pub(super) trait Vector: Copy {
     }
 }
 
+/// What lies in the 32 bits that the loops of products take for a term.
+///
+/// # Safety
+/// As for [`Vector`].
+pub(super) trait Words {
+    type V: Vector;
+    /// Terms of a word: 1 or 2.
+    const GRAIN: usize;
+    /// `sum` plus the products of the terms of `a` and `b`.
+    unsafe fn dot(a: Self::V, b: Self::V, sum: Self::V) -> Self::V;
+    /// Words of two terms: those of the first, and after them those of the second.
+    unsafe fn pair(first: Self::V, second: Self::V) -> Self::V;
+}
+
+/// Terms in f32.
+pub(super) struct Single<V>(std::marker::PhantomData<V>);
+
+impl<V: Vector> Words for Single<V> {
+    type V = V;
+    const GRAIN: usize = 1;
+
+    #[inline(always)]
+    unsafe fn dot(a: V, b: V, sum: V) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { a.mul_add(b, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn pair(first: V, _: V) -> V {
+        first
+    }
+}
+
 use std::f32::consts::LOG2_E;
 
 /// `log2(e)` less what f32 holds of it.

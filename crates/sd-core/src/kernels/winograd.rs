@@ -7,8 +7,8 @@ use super::conv2d::Geometry;
 use super::inner::WIDE;
 use super::pack::Matrix;
 use super::scratch::{share, with};
-use super::vector::Vector;
-use super::{Base, DEPTH, Isa, Tile};
+use super::vector::{Vector, Words};
+use super::{Base, DEPTH, Isa, MAX_COLUMNS, Tile};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
 
@@ -21,12 +21,10 @@ const PANELS: usize = 8;
 /// Channels of all those panels, of which one product's stay near.
 const NEAR: usize = 4096;
 
-/// Rows of strips that `n` rows are divided into, as even as can be.
-fn height(isa: &Isa, n: usize) -> usize {
-    n.div_ceil(n.div_ceil(isa.rows))
-}
+/// Channels whose taps are transformed at a time: an even number.
+const SOME: usize = 64;
 
-/// A kernel `[n, c, 3, 3]` transformed: for each strip of rows `[POINTS][channels][rows]`.
+/// A kernel `[n, c, 3, 3]` transformed: for each strip of rows `[POINTS][words of channels][rows]`.
 #[derive(Debug)]
 pub(crate) struct WinogradKernel {
     pub(crate) isa: &'static Isa,
@@ -35,13 +33,20 @@ pub(crate) struct WinogradKernel {
     pub(crate) dtype: DType,
 }
 
+impl WinogradKernel {
+    /// Sizes of the result.
+    pub(crate) fn dims(&self) -> [usize; 3] {
+        [POINTS, self.n, self.isa.words(self.channels)]
+    }
+}
+
 impl HostOp for WinogradKernel {
     fn operands(&self) -> Vec<Operand> {
         vec![(self.dtype, [self.n, self.channels * 9])]
     }
 
     fn elements(&self) -> usize {
-        POINTS * self.n * self.channels
+        self.dims().iter().product()
     }
 
     fn work(&self) -> usize {
@@ -50,26 +55,26 @@ impl HostOp for WinogradKernel {
 
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[kernel] = operands else { return };
-        let (n, each) = (self.n, height(self.isa, self.n));
-        let kernel = Matrix::new(self.dtype, kernel, self.channels * 9);
-        with([DEPTH * 9], |[taps]| {
+        let (isa, n) = (self.isa, self.n);
+        let each = isa.height(n);
+        let (words, kernel) = (isa.words(self.channels), Matrix::new(self.dtype, kernel, self.channels * 9));
+        with([each * SOME * 9, each * SOME * 9], |[taps, turned]| {
             for strip in share(n.div_ceil(each), part, parts) {
                 let rows = strip * each..((strip + 1) * each).min(n);
-                let to = out.wrapping_add(POINTS * rows.start * self.channels);
-                for first in (0..self.channels).step_by(DEPTH) {
-                    let len = DEPTH.min(self.channels - first);
-                    for (r, row) in rows.clone().enumerate() {
-                        // SAFETY: the row has the taps, and the strip is this thread's.
-                        unsafe {
-                            kernel.read_row(self.isa, row, first * 9..(first + len) * 9, taps);
-                            for c in 0..len {
-                                let g = taps.wrapping_add(c * 9).cast::<[f32; 9]>().read();
-                                let at = to.wrapping_add((first + c) * rows.len() + r);
-                                for (p, u) in transformed(&g).into_iter().enumerate() {
-                                    *at.wrapping_add(p * self.channels * rows.len()) = u;
-                                }
-                            }
+                let to = out.wrapping_add(POINTS * rows.start * words);
+                for first in (0..self.channels).step_by(SOME) {
+                    let count = SOME.min(self.channels - first);
+                    let mut from = [taps.cast_const(); MAX_COLUMNS];
+                    // SAFETY: the rows have the taps, the strip is this thread's, and there is room for all rows of one.
+                    unsafe {
+                        for (r, row) in rows.clone().enumerate() {
+                            let to = taps.wrapping_add(r * SOME * 9);
+                            kernel.read_row(isa, row, first * 9..(first + count) * 9, to);
+                            from[r] = to;
                         }
+                        (isa.transpose)(&from[..rows.len()], count * 9, turned, rows.len());
+                        let to = to.wrapping_add(isa.words(first) * rows.len());
+                        (isa.kernel_in)(turned, [rows.len(), count], to, words * rows.len());
                     }
                 }
             }
@@ -77,15 +82,40 @@ impl HostOp for WinogradKernel {
     }
 }
 
-/// `G g Gᵀ`.
-fn transformed(g: &[f32; 9]) -> [f32; POINTS] {
-    let line = |a: f32, b: f32, c: f32| [a, 0.5 * (a + b + c), 0.5 * (a - b + c), c];
-    let columns = [0, 1, 2].map(|j| line(g[j], g[3 + j], g[6 + j]));
-    let mut out = [0.0; POINTS];
-    for (i, row) in out.chunks_exact_mut(4).enumerate() {
-        row.copy_from_slice(&line(columns[0][i], columns[1][i], columns[2][i]));
+/// `G g Gᵀ` of taps `[channels][9][rows]` into `[words of channels][rows]` for each point, `step` apart.
+///
+/// # Safety
+/// The machine has the instruction set of `W`, a register is at least `rows` wide, and the pointers are valid for that.
+#[inline(always)]
+pub(super) unsafe fn kernel_in<W: Words>(
+    taps: *const f32,
+    [rows, channels]: [usize; 2],
+    to: *mut f32,
+    step: usize,
+) {
+    // SAFETY: as the caller promises; masked lanes are rows.
+    unsafe {
+        let mask = W::V::first(rows);
+        let half = W::V::splat(0.5);
+        let line = |a: W::V, b: W::V, c: W::V| {
+            let (outer, inner) = (a.add(c).mul(half), b.mul(half));
+            [a, outer.add(inner), outer.sub(inner), c]
+        };
+        let transformed = |channel: usize| -> [[W::V; 4]; 4] {
+            let tap = |i: usize| W::V::load_some(taps.wrapping_add((channel * 9 + i) * rows), mask);
+            let columns = [0, 1, 2].map(|j| line(tap(j), tap(3 + j), tap(6 + j)));
+            std::array::from_fn(|i| line(columns[0][i], columns[1][i], columns[2][i]))
+        };
+        for channel in (0..channels).step_by(W::GRAIN) {
+            let first = transformed(channel);
+            let there = W::GRAIN > 1 && channel + 1 < channels;
+            let second = if there { transformed(channel + 1) } else { [[W::V::splat(0.0); 4]; 4] };
+            let to = to.wrapping_add(channel / W::GRAIN * rows);
+            for (p, (&a, &b)) in first.as_flattened().iter().zip(second.as_flattened()).enumerate() {
+                W::pair(a, b).store_some(to.wrapping_add(p * step), mask);
+            }
+        }
     }
-    out
 }
 
 /// A convolution with a [`WinogradKernel`], plus the bias.
@@ -116,7 +146,7 @@ impl HostOp for Winograd {
         let g = &self.g;
         let mut all = vec![
             (DType::F32, [g.batch * g.channels, g.image[0] * g.image[1]]),
-            (DType::F32, [POINTS * g.n, g.channels]),
+            (DType::F32, [POINTS * g.n, self.isa.words(g.channels)]),
         ];
         if self.bias {
             all.push((DType::F32, [1, g.n]));
@@ -139,14 +169,17 @@ impl HostOp for Winograd {
         let (tiles, columns) = (tile_rows * tile_columns, isa.columns);
         let each = tiles.div_ceil(columns);
         let mine = share(g.batch * each, part, parts);
-        let some = (NEAR / g.channels).clamp(2, PANELS).min(mine.len().max(1));
-        let strip = height(isa, g.n);
+        let words = isa.words(g.channels);
+        let some = (NEAR / words).clamp(2, PANELS).min(mine.len().max(1));
+        let strip = isa.height(g.n);
         let step = 2 * columns + ROOM;
-        let panel_size = POINTS * g.channels * columns;
-        let sizes = [some * panel_size, some * POINTS * g.n * columns, 4 * step];
+        let panel_size = POINTS * words * columns;
+        // Two channels that become one of words.
+        let pair = if isa.narrow.is_some() { 2 * POINTS * columns } else { 0 };
+        let sizes = [some * panel_size, some * POINTS * g.n * columns, 4 * step, pair];
         let (x, kernel, bias) = (x.cast(), kernel.cast(), bias.first().map(|b| b.cast()));
-        let data = Data { x, kernel, bias, out, step, panel_size, strip };
-        with(sizes, |[v, m, lines]| {
+        let data = Data { x, kernel, bias, out, step, words, panel_size, strip };
+        with(sizes, |[v, m, lines, pair]| {
             for line in 0..4 * step {
                 // SAFETY: the lines have as many elements.
                 unsafe { *lines.wrapping_add(line) = 0.0 };
@@ -160,11 +193,29 @@ impl HostOp for Winograd {
                 };
                 for (i, panel) in panels.clone().enumerate() {
                     let (image, tiles) = place(panel);
-                    for c in 0..g.channels {
-                        let plane = (image * g.channels + c) * g.image[0] * g.image[1];
-                        let to = v.wrapping_add(i * panel_size + c * columns);
-                        // SAFETY: the plane exists, and the panel has room for the channel.
-                        unsafe { self.take_in(&data, plane, tiles.clone(), lines, to, g.channels * columns) };
+                    let plane = |c: usize| (image * g.channels + c) * g.image[0] * g.image[1];
+                    let to = |c: usize| v.wrapping_add(i * panel_size + isa.words(c) * columns);
+                    let step = words * columns;
+                    // SAFETY: the planes exist, and the panel has room for the channels.
+                    unsafe {
+                        let Some(narrow) = &isa.narrow else {
+                            for c in 0..g.channels {
+                                self.take_in(&data, plane(c), tiles.clone(), lines, to(c), step);
+                            }
+                            continue;
+                        };
+                        for c in (0..g.channels).step_by(2) {
+                            let second = pair.wrapping_add(POINTS * columns);
+                            self.take_in(&data, plane(c), tiles.clone(), lines, pair, columns);
+                            if c + 1 < g.channels {
+                                self.take_in(&data, plane(c + 1), tiles.clone(), lines, second, columns);
+                            }
+                            for at in (0..POINTS).map(|p| p * columns) {
+                                let second = (c + 1 < g.channels).then_some(second.wrapping_add(at).cast_const());
+                                let first = Some(pair.wrapping_add(at).cast_const());
+                                (narrow.pair)([first, second], to(c).wrapping_add(at * words));
+                            }
+                        }
                     }
                 }
                 // SAFETY: panels and kernel are there, products have room, and the tiles of the result are this thread's.
@@ -190,7 +241,9 @@ struct Data {
     out: *mut f32,
     /// Elements of a line.
     step: usize,
-    /// Elements of the transformed channels of a panel.
+    /// Words of channels.
+    words: usize,
+    /// Words of the transformed channels of a panel.
     panel_size: usize,
     /// Rows of a strip.
     strip: usize,
@@ -254,17 +307,17 @@ impl Winograd {
     /// # Safety
     /// The machine has the instruction set; `v` and `m` hold as many panels.
     unsafe fn multiply(&self, data: &Data, panels: usize, v: *const f32, m: *mut f32) {
-        let (isa, columns, channels, n) = (self.isa, self.isa.columns, self.g.channels, self.g.n);
+        let (isa, columns, words, n) = (self.isa, self.isa.columns, data.words, self.g.n);
         for p in 0..POINTS {
             for row in (0..n).step_by(data.strip) {
                 let rows = data.strip.min(n - row);
-                let strip = data.kernel.wrapping_add((POINTS * row + p * rows) * channels);
+                let strip = data.kernel.wrapping_add((POINTS * row + p * rows) * words);
                 for i in 0..panels {
-                    for first in (0..channels).step_by(DEPTH) {
+                    for first in (0..words).step_by(DEPTH) {
                         let tile = Tile {
-                            depth: DEPTH.min(channels - first),
+                            depth: DEPTH.min(words - first),
                             a: strip.wrapping_add(first * rows),
-                            b: v.wrapping_add(i * data.panel_size + (p * channels + first) * columns),
+                            b: v.wrapping_add(i * data.panel_size + (p * words + first) * columns),
                             c: m.wrapping_add(((i * POINTS + p) * n + row) * columns),
                             stride: columns,
                             columns,

@@ -20,6 +20,14 @@ use crate::plan::Segment;
 /// What offsets of values are multiples of, in bytes.
 const ALIGNMENT: usize = 64;
 
+/// Products whose factors are bf16, on machines that multiply them.
+pub(crate) struct Narrow {
+    /// Those with these weights.
+    pub(crate) weights: HashSet<Var>,
+    /// Those of values with each other.
+    pub(crate) values: bool,
+}
+
 /// A segment as steps over memories: the first is the workspace, the others are those of `vars`.
 pub(crate) struct Host {
     pub(crate) steps: Vec<Step>,
@@ -34,6 +42,7 @@ pub(crate) fn lower(
     program: &Program,
     segment: &Segment,
     isa: &'static Isa,
+    narrow: &Narrow,
     memory_type: impl Fn(Var) -> Result<DType>,
 ) -> Result<Option<Host>> {
     let mut uses = vec![0; program.nodes().len()];
@@ -42,7 +51,7 @@ pub(crate) fn lower(
     }
     let (values, temps, calls, makers) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
     let writes = segment.writes.iter().copied().collect();
-    let mut l = Lowering { isa, uses, writes, values, temps, makers, calls, region: 0 };
+    let mut l = Lowering { isa, narrow, uses, writes, values, temps, makers, calls, region: 0 };
     for &v in segment.leaves.iter().chain(&segment.reads) {
         let node = program.node(v);
         let dtype = if matches!(node.op, Op::Weight(_)) { memory_type(v)? } else { node.dtype };
@@ -94,8 +103,9 @@ struct Call {
     region: usize,
 }
 
-struct Lowering {
+struct Lowering<'a> {
     isa: &'static Isa,
+    narrow: &'a Narrow,
     /// How often each value is read.
     uses: Vec<usize>,
     writes: HashSet<Var>,
@@ -109,7 +119,7 @@ struct Lowering {
     region: usize,
 }
 
-impl Lowering {
+impl Lowering<'_> {
     fn value(&self, node: &Node, i: usize) -> Result<&Value> {
         let v = node.inputs.get(i).and_then(|v| self.values.get(v));
         v.ok_or_else(|| Error::internal(format!("{} lacks operand {i}", node.op.name())))
@@ -153,8 +163,17 @@ impl Lowering {
         }
     }
 
+    /// The instruction set for `node`, a product.
+    fn product_isa(&self, node: &Node) -> &'static Isa {
+        let narrow = match (&node.op, node.inputs.get(1)) {
+            (Op::Linear { .. } | Op::Conv2d { .. }, Some(weight)) => self.narrow.weights.contains(weight),
+            _ => self.narrow.values,
+        };
+        if narrow { self.isa } else { self.isa.wide() }
+    }
+
     fn node(&mut self, node: &Node) -> Result<Option<Value>> {
-        let isa = self.isa;
+        let isa = self.product_isa(node);
         let dims = node.shape.dims();
         let view = match &node.op {
             Op::Input(_) | Op::Constant(_) | Op::Weight(_) => {
@@ -266,7 +285,8 @@ impl Lowering {
                     Some(conv) => {
                         let mut all = all;
                         let transform = WinogradKernel { isa, n, channels, dtype };
-                        all[1] = self.other(transform, vec![all[1].clone()], &[16, n, channels]);
+                        let sizes = transform.dims();
+                        all[1] = self.other(transform, vec![all[1].clone()], &sizes);
                         self.other(conv, all, dims)
                     }
                     None => self.other(conv, all, dims),

@@ -9,5 +9,5 @@ mod view;
 mod workspace;
 
 pub(crate) use ggml::{Lowered, lower};
-pub(crate) use host::{Host, lower as lower_host};
+pub(crate) use host::{Host, Narrow, lower as lower_host};
 pub(crate) use layout::ne;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use sd_core::device::{add_rpc_server, serve_rpc};
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Graph, Program, Result, RunnerOptions, Scope, Tensor, TypePolicy, Var,
-    WeightSource,
+    CancelToken, Cuts, DType, Device, Graph, Precision, Program, Result, RunnerOptions, Scope, Tensor, TypePolicy,
+    Var, WeightSource,
 };
 
 use super::Fixture;
@@ -17,23 +17,25 @@ use super::Fixture;
 /// reference; an outlier differs by more than `outlier` times the latter.
 struct Tolerance {
     weights: DType,
+    precision: Precision,
     error: f64,
     outlier: f64,
 }
 
-/// The reference computes in f64. Rounding of weights dominates except in f32.
+/// The reference computes in f64. Rounding of weights dominates except in f32. Factors in bf16 have three bits fewer than f16.
 const TOLERANCES: &[Tolerance] = &[
-    Tolerance { weights: DType::F32, error: 1e-5, outlier: 5e-5 },
-    Tolerance { weights: DType::F16, error: 3e-3, outlier: 3e-2 },
-    Tolerance { weights: DType::Q8_0, error: 4e-2, outlier: 3e-1 },
+    Tolerance { weights: DType::F32, precision: Precision::Auto, error: 1e-5, outlier: 5e-5 },
+    Tolerance { weights: DType::F16, precision: Precision::F32, error: 3e-3, outlier: 3e-2 },
+    Tolerance { weights: DType::F16, precision: Precision::Auto, error: 2.4e-2, outlier: 2.4e-1 },
+    Tolerance { weights: DType::Q8_0, precision: Precision::Auto, error: 4e-2, outlier: 3e-1 },
 ];
 
 /// Fixtures of deep networks, where rounding adds up over stacks of transformer layers, and how many times further they
-/// may be from the reference with q8_0 weights.
+/// may be from the reference with q8_0 weights or factors in bf16.
 const DEEP: &[(&str, f64)] =
     &[("unet_sdxl_refiner", 4.0), ("unet_sdxl", 3.0), ("unet_ssd1b", 2.0), ("unet_vega", 2.0)];
 
-/// As for [`DEEP`], with f32 and f16 weights.
+/// As for [`DEEP`], otherwise.
 const DEEP_EXACT: f64 = 2.0;
 
 /// A graph and what it should compute.
@@ -66,7 +68,7 @@ pub(crate) fn check(case: &Case) {
 
     for device in devices() {
         for t in TOLERANCES {
-            let got = run(&mut runner(case, &device, t.weights), &program, &inputs);
+            let got = run(&mut runner(case, &device, t.weights, t.precision), &program, &inputs);
             for ((name, _), got) in points.iter().zip(&got) {
                 compare(case.fixture, &device, t, name, got, &fixture.tensor(name));
             }
@@ -81,7 +83,7 @@ pub(crate) fn check_cuts(case: &Case) {
     let count = program.cuts().len();
     assert!(count > 1, "{} has {count} cuts", case.fixture);
     for device in devices() {
-        let mut runner = runner(case, &device, DType::F32);
+        let mut runner = runner(case, &device, DType::F32, Precision::Auto);
         let whole = run(&mut runner, &program, &inputs);
         for cuts in (0..count).map(|i| Cuts::At(vec![i])).chain([Cuts::All]) {
             runner.set_cuts(cuts.clone());
@@ -97,7 +99,7 @@ pub(crate) fn check_circular(case: &Case, moved: &str, by: [usize; 2], times: fn
     let fixture = Fixture::open(case.fixture);
     let (graph, outputs, mut inputs) = built(case, &fixture);
     let program = graph.finish(&outputs.iter().map(|o| o.1).collect::<Vec<_>>()).unwrap();
-    let mut runner = runner(case, &Device::cpu().unwrap(), DType::F32);
+    let mut runner = runner(case, &Device::cpu().unwrap(), DType::F32, Precision::Auto);
     let whole = run(&mut runner, &program, &inputs);
     let input = inputs.iter_mut().find(|(name, _)| name == moved).unwrap();
     input.1 = roll(&input.1, by);
@@ -137,8 +139,9 @@ fn built(case: &Case, fixture: &Fixture) -> Built {
 }
 
 /// With one thread: threads of ggml wait for each other busily, which costs much on a busy machine.
-fn runner(case: &Case, device: &Arc<Device>, weights: DType) -> Runner {
-    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(weights), cuts: Cuts::None };
+fn runner(case: &Case, device: &Arc<Device>, weights: DType, precision: Precision) -> Runner {
+    let types = TypePolicy::Convert(weights);
+    let options = RunnerOptions { threads: 1, types, cuts: Cuts::None, precision };
     Runner::new(device.clone(), case.source.clone(), options).unwrap()
 }
 
@@ -152,7 +155,7 @@ fn compare(fixture: &str, device: &Device, t: &Tolerance, name: &str, got: &Tens
         like(got, want).unwrap_or_else(|| panic!("{fixture}: {name} is {}, want {}", got.shape(), want.shape()));
     let want = want.values();
     let deep = DEEP.iter().find(|(name, _)| fixture.starts_with(name));
-    let times = deep.map_or(1.0, |d| if t.weights.is_quantised() { d.1 } else { DEEP_EXACT });
+    let times = deep.map_or(1.0, |d| if t.error > 1e-2 { d.1 } else { DEEP_EXACT });
     let (most, outlier) = (times * t.error, times * t.outlier);
     let squares = |v: &mut dyn Iterator<Item = f64>| (v.map(|x| x * x).sum::<f64>() / want.len() as f64).sqrt();
     let size = squares(&mut want.iter().map(|&x| f64::from(x)));
@@ -162,9 +165,10 @@ fn compare(fixture: &str, device: &Device, t: &Tolerance, name: &str, got: &Tens
     let worst = (0..want.len()).max_by(|&a, &b| off(a).total_cmp(&off(b))).unwrap();
     assert!(
         error <= most && outliers == 0,
-        "{fixture} on {device} with {} weights departs first at {name}: error {error:.2e}, at most {:.0e}; \
+        "{fixture} on {device} with {} weights in {:?} departs first at {name}: error {error:.2e}, at most {:.0e}; \
          {outliers} of {} are outliers; at {worst} got {}, want {}",
         t.weights,
+        t.precision,
         most,
         want.len(),
         got[worst],

@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Result};
+use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Precision, Result};
 use sd_io::Checkpoint;
 use sd_models::{Files, Info, Model, Part, VaeFormat};
 
@@ -142,6 +142,14 @@ impl EngineBuilder {
     #[must_use]
     pub fn cache_folder(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.cache = Some(path.into());
+        self
+    }
+
+    /// What the factors of products are on the processor, if it can multiply bf16. Default: [`Precision::Auto`], bf16
+    /// where weights take 16 bits or less.
+    #[must_use]
+    pub fn precision(mut self, precision: Precision) -> EngineBuilder {
+        self.options.precision = precision;
         self
     }
 

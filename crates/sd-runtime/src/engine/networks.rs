@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Error, Result, RunnerOptions, Tensor, TypePolicy, WeightSource, convert,
+    CancelToken, Cuts, DType, Device, Error, Precision, Result, RunnerOptions, Tensor, TypePolicy, WeightSource,
+    convert,
 };
 use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt};
 
@@ -25,6 +26,7 @@ const KEPT_PROMPTS: usize = 16;
 pub(super) struct Options {
     pub(super) threads: usize,
     pub(super) weight_type: Option<DType>,
+    pub(super) precision: Precision,
     pub(super) prediction: Option<Prediction>,
     pub(super) cuts: Cuts,
     pub(super) folders: Folders,
@@ -283,7 +285,7 @@ fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
         Cuts::At(_) if !diffusion => Cuts::None,
         cuts => cuts.clone(),
     };
-    RunnerOptions { threads: options.threads, types, cuts }
+    RunnerOptions { threads: options.threads, types, cuts, precision: options.precision }
 }
 
 /// An error if a stage needs more than the device has; `total` is 0 where it does not say.

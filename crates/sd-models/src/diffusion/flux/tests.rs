@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sd_core::{CancelToken, Cuts, Device, Runner, RunnerOptions, TypePolicy, WeightSource};
+use sd_core::{CancelToken, Device, Runner, RunnerOptions, TypePolicy, WeightSource};
 
 use super::*;
 use crate::component::Component;
@@ -138,7 +138,7 @@ fn evaluated(fixture: &Fixture, e: Evaluation, joined: Option<Tensor>) -> Tensor
     let references = ["reference.0", "reference.1", "reference.2"].into_iter().take(e.references.len());
     inputs.extend(references.map(|name| (name, input(name))));
 
-    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(DType::F32), cuts: Cuts::None };
+    let options = RunnerOptions { threads: 1, types: TypePolicy::Convert(DType::F32), ..RunnerOptions::default() };
     let mut runner = Runner::new(Device::cpu().unwrap(), part.source(), options).unwrap();
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, t)| (*name, t)).collect();
     runner.run(&program, &inputs, &CancelToken::default()).unwrap().remove(0)
