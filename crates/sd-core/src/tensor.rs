@@ -159,6 +159,11 @@ impl Bytes {
         Bytes { owner, range: 0..len }
     }
 
+    /// Whether somebody else keeps this memory anyway.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.owner) > 1
+    }
+
     /// Part of these bytes; `None` when it reaches outside.
     pub fn slice(&self, range: Range<usize>) -> Option<Bytes> {
         let start = self.range.start.checked_add(range.start)?;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ffi::{Dev, DevKind, rpc};
+use crate::ffi::{Dev, DevKind, Held, held_on, reset_peak, rpc};
 
 /// What a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -142,6 +142,34 @@ impl Device {
                 Memory { free, total }
             }
             What::Noop { memory } => Memory { free: *memory, total: *memory },
+        }
+    }
+
+    /// Whether two values stand for one device.
+    pub fn is_same(&self, other: &Device) -> bool {
+        match (&self.what, &other.what) {
+            (What::Ggml(a), What::Ggml(b)) => a == b,
+            (What::Noop { .. }, What::Noop { .. }) => std::ptr::eq(self, other),
+            _ => false,
+        }
+    }
+
+    /// Bytes that this process has on the device now, and the most it had since [`Device::reset_peak`]. Memory of
+    /// others, and what drivers take for themselves, is not in it.
+    pub fn held(&self) -> (usize, usize) {
+        match &self.what {
+            What::Ggml(dev) => {
+                let Held { now, peak } = held_on(*dev);
+                (now, peak)
+            }
+            What::Noop { .. } => (0, 0),
+        }
+    }
+
+    /// Lets the peak of [`Device::held`] start from what is held now.
+    pub fn reset_peak(&self) {
+        if let What::Ggml(dev) = &self.what {
+            reset_peak(*dev);
         }
     }
 

@@ -1,29 +1,30 @@
 //! Lowered programs, kept for the next run of the same program.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{Precision, RunnerOptions};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ffi::{Buffer, Dev, DevKind, Id, types};
+use crate::ffi::{Dev, DevKind, types};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{CpuKernels, Isa};
 use crate::lower::{Host, Lowered, Narrow, lower, lower_host};
-use crate::plan::{Segment, segments};
-use crate::scope::{Role, Weight};
-use crate::tensor::Data;
+use crate::plan::{Crossing, Cuts, Segment, Sizes, Unit, segments};
+use crate::residency::{Store, WeightId};
+use crate::scope::Role;
 
 /// A segment with its lowered form.
 pub(super) struct Stage {
     pub(super) segment: Segment,
+    /// What messages call it.
+    pub(super) name: String,
     pub(super) form: Form,
-    /// The weights it reads, with their types in memory.
-    pub(super) weights: Vec<(Var, Weight, DType)>,
-    /// Values the lowering added and constants of the program.
-    pub(super) constants: Option<Arc<Buffer>>,
-    /// Where in it the constants of the program are.
-    pub(super) constant_offsets: HashMap<Var, usize>,
+    /// The weights it reads, in the order of the form's.
+    pub(super) weights: Vec<WeightId>,
+    /// The same weights, each once, by the unit that first reads them.
+    pub(super) groups: Vec<(usize, Vec<WeightId>)>,
+    /// Bytes of device memory that they take together.
+    pub(super) weight_bytes: usize,
 }
 
 /// What a segment was lowered to.
@@ -64,18 +65,33 @@ impl Form {
     }
 }
 
+/// Something that a plan keeps in the buffer of crossing values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Carried {
+    /// An input, a value that crosses segments, an output, or a constant of the program.
+    Value(Var),
+    /// A constant that the lowering of a stage added.
+    Added(usize, usize),
+}
+
 /// A program as it runs with one choice of cuts.
 pub(super) struct Plan {
+    /// What tells it from all other plans of its runner.
+    pub(super) id: usize,
     pub(super) signature: u128,
     pub(super) stages: Vec<Stage>,
-    /// Inputs and what crosses segments, outputs included: offset and bytes.
-    pub(super) carried: HashMap<Var, (usize, usize)>,
+    /// Where in the buffer of crossing values each lies.
+    pub(super) carried: HashMap<Carried, usize>,
     /// Bytes of all that is carried.
     pub(super) carried_size: usize,
+    /// Values that cross from stage to stage.
+    crossing: Vec<Crossing>,
     /// The most that any segment needs for intermediate values.
     pub(super) workspace: usize,
     /// Inputs that are looked up in tables: ids must be below this.
     pub(super) id_limits: HashMap<Var, (usize, String)>,
+    /// What it would need in one segment, if its segments were chosen so that it fits.
+    pub(super) whole: Option<usize>,
 }
 
 /// What a segment needs, in bytes.
@@ -89,22 +105,32 @@ pub struct SegmentSize {
     pub weights: usize,
 }
 
+/// How segments are lowered.
+pub(super) struct Lowering<'a> {
+    pub(super) dev: Dev,
+    pub(super) options: &'a RunnerOptions,
+    pub(super) kernels: CpuKernels,
+    /// Operations of ggml that the CPU computes although the device could.
+    pub(super) refuse: &'a [&'a str],
+}
+
 impl Plan {
-    /// The plan of `program` on `dev`. The CPU computes what the device cannot, and `refuse`.
+    /// The plan of `program` with these cuts, and how many stages were lowered for it: those among `known` are taken from
+    /// there.
     pub(super) fn new(
         program: &Program,
-        dev: Dev,
-        options: &RunnerOptions,
-        kernels: CpuKernels,
-        refuse: &[&str],
-    ) -> Result<Plan> {
-        let isa = if dev.kind() == DevKind::Cpu { kernels.isa()? } else { None };
+        cuts: &Cuts,
+        known: Vec<Stage>,
+        how: &Lowering<'_>,
+        store: &mut Store,
+    ) -> Result<(Plan, usize)> {
+        let isa = if how.dev.kind() == DevKind::Cpu { how.kernels.isa()? } else { None };
         let wide = wide_weights(program);
         let memory_type = |v: Var| -> Result<DType> {
             let Op::Weight(w) = &program.node(v).op else {
                 return Err(Error::internal("only weights have memory types"));
             };
-            let t = options.types.memory_type(w);
+            let t = how.options.types.memory_type(w);
             // Devices round the other factor of an f16 matrix to f16.
             let t = if t == DType::F16 && wide.contains(&v) { DType::F32 } else { t };
             if w.role() == Role::Matrix && !types::multiplies(t) {
@@ -116,94 +142,109 @@ impl Plan {
             }
             Ok(t)
         };
-        let segments = segments(program, &options.cuts)?;
-        let narrow = narrow(program, options);
+        let segments = segments(program, cuts)?;
+        let narrow = narrow(program, how.options);
         // `refuse` names operations of ggml's graphs. Kernels and ggml round differently, so that all segments are for
         // one of them, or cuts would change a result.
-        let hosts = match isa.filter(|_| refuse.is_empty()) {
+        let by_kernels = how.refuse.is_empty() && known.iter().all(|s| matches!(s.form, Form::Host(_)));
+        let mut known: HashMap<usize, Stage> = known.into_iter().map(|s| (s.segment.nodes.start, s)).collect();
+        let mut take = |s: &Segment| match known.remove(&s.nodes.start) {
+            Some(stage) if stage.segment == *s => Some(stage),
+            _ => None,
+        };
+        let (old, new): (Vec<_>, Vec<_>) =
+            segments.into_iter().map(|s| (take(&s), s)).partition(|(stage, _)| stage.is_some());
+        let new: Vec<Segment> = new.into_iter().map(|(_, s)| s).collect();
+        let mut stages: Vec<Stage> = old.into_iter().filter_map(|(stage, _)| stage).collect();
+        let hosts = match isa.filter(|_| by_kernels) {
             Some(isa) => {
-                let host =
-                    |s| lower_host(program, s, isa, &narrow, memory_type).map_err(|e| phase(e, s, "lowering"));
-                segments.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
+                let host = |s| {
+                    lower_host(program, s, isa, &narrow, memory_type)
+                        .map_err(|e| phase(e, &name(program, s), "lowering"))
+                };
+                new.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
             }
             None => None,
         };
         let mut hosts = hosts.unwrap_or_default().into_iter();
-        let mut stages = Vec::new();
-        for segment in segments {
+        let lowered = new.len();
+        let first_unit = first_units(program);
+        for segment in new {
+            let name = name(program, &segment);
             let form = match hosts.next() {
                 Some(host) => Form::Host(host),
                 None => Form::Ggml(Box::new(
-                    Plan::graph(program, &segment, dev, isa, options, refuse, memory_type)
-                        .map_err(|e| phase(e, &segment, "lowering"))?,
+                    graph(program, &segment, how, isa, memory_type).map_err(|e| phase(e, &name, "lowering"))?,
                 )),
             };
             let mut weights = Vec::new();
+            let mut groups: BTreeMap<usize, Vec<WeightId>> = BTreeMap::new();
+            let mut seen = HashSet::new();
             for v in form.vars() {
                 if let Op::Weight(w) = &program.node(v).op {
-                    weights.push((v, w.clone(), memory_type(v)?));
+                    let id = store.intern(w, memory_type(v)?)?;
+                    weights.push(id);
+                    if seen.insert(id) {
+                        groups.entry(first_unit.get(&v).copied().unwrap_or(0)).or_default().push(id);
+                    }
                 }
             }
-            stages.push(Stage { segment, form, weights, constants: None, constant_offsets: HashMap::new() });
+            let weight_bytes = seen.iter().map(|&id| store.size(id, 0)).sum();
+            let groups = groups.into_iter().collect();
+            stages.push(Stage { segment, name, form, weights, groups, weight_bytes });
         }
+        stages.sort_by_key(|s| s.segment.nodes.start);
         let workspace = stages.iter().map(|s| s.form.workspace()).max().unwrap_or(0);
         let mut plan = Plan {
+            id: 0,
             signature: program.signature(),
             stages,
             carried: HashMap::new(),
             carried_size: 0,
+            crossing: Vec::new(),
             workspace,
             id_limits: id_limits(program),
+            whole: None,
         };
-        plan.carry(program, dev)?;
-        for stage in &mut plan.stages {
-            stage.upload_constants(program, dev)?;
-        }
-        Ok(plan)
+        plan.carry(program, how.dev)?;
+        Ok((plan, lowered))
     }
 
-    /// `segment` as a graph of ggml's.
-    fn graph(
-        program: &Program,
-        segment: &Segment,
-        dev: Dev,
-        isa: Option<&'static Isa>,
-        options: &RunnerOptions,
-        refuse: &[&str],
-        memory_type: impl Fn(Var) -> Result<DType>,
-    ) -> Result<Lowered> {
-        let mut lowered = lower(program, segment, dev, isa.map(Isa::wide), memory_type)?;
-        let mut refused = Vec::new();
-        for &node in lowered.graph.nodes() {
-            let can = lowered.ctx.is_supported(node, dev)?;
-            if lowered.ctx.is_computed(node)? && (!can || refuse.contains(&lowered.ctx.op_name(node)?.as_str())) {
-                refused.push(node);
-            }
-        }
-        let Lowered { ctx, graph, .. } = &mut lowered;
-        ctx.take_over(graph, &refused, super::threads(options.threads))?;
-        Ok(lowered)
-    }
-
-    /// Gives inputs and crossing values places in one buffer: a value's place is free again after its last reader.
+    /// Gives inputs, constants and crossing values places in one buffer: the place of a value is free again after its
+    /// last reader, those of constants never.
     fn carry(&mut self, program: &Program, dev: Dev) -> Result<()> {
         let align = dev.alignment();
-        let mut lives: BTreeMap<Var, (usize, usize, usize)> = BTreeMap::new(); // first, last segment, bytes
-        let last = self.stages.len().saturating_sub(1);
+        let end = self.stages.len().saturating_sub(1);
+        let mut lives: BTreeMap<Carried, (usize, usize, usize)> = BTreeMap::new(); // first, last segment, bytes
         for (i, stage) in self.stages.iter().enumerate() {
             for v in stage.form.vars() {
-                if matches!(program.node(v).op, Op::Weight(_) | Op::Constant(_)) {
+                let op = &program.node(v).op;
+                if matches!(op, Op::Weight(_)) {
                     continue;
                 }
                 let size = stage.form.bytes(program, v, dev)?.max(1).next_multiple_of(align);
-                let first = if program.node(v).op.is_leaf() { 0 } else { i };
-                let live = lives.entry(v).or_insert((first, i, size));
-                live.1 = if program.outputs().contains(&v) { last } else { i };
+                let constant = matches!(op, Op::Constant(_));
+                let live = lives.entry(Carried::Value(v)).or_insert((if constant { 0 } else { i }, i, size));
+                live.1 = if constant { end } else { i };
                 live.2 = live.2.max(size);
             }
+            if let Form::Ggml(l) = &stage.form {
+                for (k, (id, _)) in l.constants.iter().enumerate() {
+                    let size = l.ctx.alloc_size(*id, dev)?.next_multiple_of(align);
+                    lives.insert(Carried::Added(i, k), (0, end, size));
+                }
+            }
         }
+        let crosses = |(c, &(made, read, bytes)): (&Carried, &(usize, usize, usize))| match c {
+            Carried::Value(v) if !program.node(*v).op.is_leaf() => Some(Crossing { made, read, bytes }),
+            _ => None,
+        };
+        self.crossing = lives.iter().filter_map(crosses).collect();
+        // Large ones first leave fewer gaps.
+        let mut order: Vec<_> = lives.into_iter().collect();
+        order.sort_by_key(|(c, l)| (std::cmp::Reverse(l.2), *c));
         let mut placed: Vec<(usize, usize, usize, usize)> = Vec::new(); // first, last, offset, end
-        for (v, (first, last, size)) in lives {
+        for (c, (first, last, size)) in order {
             let mut taken: Vec<(usize, usize)> =
                 placed.iter().filter(|p| p.0 <= last && first <= p.1).map(|p| (p.2, p.3)).collect();
             taken.sort_unstable();
@@ -215,92 +256,121 @@ impl Plan {
                 offset = offset.max(end);
             }
             placed.push((first, last, offset, offset + size));
-            self.carried.insert(v, (offset, size));
+            self.carried.insert(c, offset);
             self.carried_size = self.carried_size.max(offset + size);
         }
         Ok(())
     }
 
+    /// Bytes of device memory that a stage needs while it runs.
+    pub(super) fn need(&self, stage: &Stage) -> usize {
+        stage.weight_bytes + stage.form.workspace() + self.carried_size
+    }
+
+    /// The stage that needs most.
+    pub(super) fn largest(&self) -> Option<&Stage> {
+        self.stages.iter().max_by_key(|s| self.need(s))
+    }
+
     /// What each segment needs.
-    pub(super) fn sizes(&self) -> Vec<SegmentSize> {
+    pub(super) fn sizes(&self, store: &Store) -> Vec<SegmentSize> {
+        let bytes = |id: &WeightId| store.stored(*id);
         let size = |s: &Stage| SegmentSize {
             label: s.segment.label.clone(),
             workspace: s.form.workspace(),
-            weights: s
-                .weights
-                .iter()
-                .map(|(_, w, t)| t.bytes(w.shape().elements(), w.shape().last()).unwrap_or(0))
-                .sum(),
+            weights: s.groups.iter().flat_map(|g| &g.1).map(bytes).sum(),
         };
         self.stages.iter().map(size).collect()
     }
+
+    /// Its stages as units that segments are made of.
+    pub(super) fn units(&self, store: &Store) -> Sizes {
+        let mut numbers: BTreeMap<WeightId, usize> = BTreeMap::new();
+        let mut sizes = Sizes { carried: self.carried_size, crossing: self.crossing.clone(), ..Sizes::default() };
+        for stage in &self.stages {
+            let mut unit = Unit { workspace: stage.form.workspace(), weights: Vec::new() };
+            for &id in stage.groups.iter().flat_map(|g| &g.1) {
+                let number = *numbers.entry(id).or_insert_with(|| {
+                    sizes.weights.push(store.size(id, 0));
+                    sizes.weights.len() - 1
+                });
+                unit.weights.push(number);
+            }
+            sizes.units.push(unit);
+        }
+        sizes
+    }
 }
 
-impl Stage {
-    fn upload_constants(&mut self, program: &Program, dev: Dev) -> Result<()> {
-        let l = match &mut self.form {
-            Form::Ggml(l) => &mut **l,
-            Form::Host(h) => {
-                let constants = h.vars.iter().filter_map(|&v| match &program.node(v).op {
-                    Op::Constant(t) => Some((v, t)),
-                    _ => None,
-                });
-                let mut bytes = Vec::new();
-                for (v, t) in constants {
-                    self.constant_offsets.insert(v, bytes.len());
-                    match t.data() {
-                        Data::F32(x) => bytes.extend(x.iter().flat_map(|x| x.to_ne_bytes())),
-                        Data::I32(x) => bytes.extend(x.iter().flat_map(|x| x.to_ne_bytes())),
-                    }
-                    bytes.resize(bytes.len().next_multiple_of(dev.alignment()), 0);
-                }
-                if !bytes.is_empty() {
-                    let buffer = Arc::new(Buffer::alloc(dev, bytes.len())?);
-                    buffer.write(0, &bytes)?;
-                    self.constants = Some(buffer);
-                }
-                return Ok(());
-            }
-        };
-        let mut all: Vec<(Id, Data)> = std::mem::take(&mut l.constants);
-        for &(v, id) in &l.leaves {
-            if let Op::Constant(t) = &program.node(v).op {
-                all.push((id, t.data().clone()));
-            }
+/// `segment` as a graph of ggml's.
+fn graph(
+    program: &Program,
+    segment: &Segment,
+    how: &Lowering<'_>,
+    isa: Option<&'static Isa>,
+    memory_type: impl Fn(Var) -> Result<DType>,
+) -> Result<Lowered> {
+    let mut lowered = lower(program, segment, how.dev, isa.map(Isa::wide), memory_type)?;
+    let mut refused = Vec::new();
+    for &node in lowered.graph.nodes() {
+        let can = lowered.ctx.is_supported(node, how.dev)?;
+        let named = || Ok::<_, Error>(how.refuse.contains(&lowered.ctx.op_name(node)?.as_str()));
+        if lowered.ctx.is_computed(node)? && (!can || named()?) {
+            refused.push(node);
         }
-        if all.is_empty() {
-            return Ok(());
-        }
-        let align = dev.alignment();
-        let mut size = 0;
-        let mut offsets = Vec::new();
-        for (id, _) in &all {
-            offsets.push(size);
-            size += l.ctx.alloc_size(*id, dev)?.next_multiple_of(align);
-        }
-        let buffer = Arc::new(Buffer::alloc(dev, size)?);
-        for ((id, data), offset) in all.iter().zip(offsets) {
-            l.ctx.place(*id, &buffer, offset, dev)?;
-            l.ctx.write_elements(*id, &buffer, data)?;
-        }
-        self.constants = Some(buffer);
-        Ok(())
     }
+    let Lowered { ctx, graph, .. } = &mut lowered;
+    ctx.take_over(graph, &refused, super::threads(how.options.threads))?;
+    Ok(lowered)
+}
+
+/// For each weight the number of cuts before the node that first reads it.
+fn first_units(program: &Program) -> HashMap<Var, usize> {
+    let mut out = HashMap::new();
+    let mut cuts = program.cuts().iter().map(|c| c.at).collect::<Vec<_>>();
+    cuts.sort_unstable();
+    cuts.dedup();
+    for (v, node) in program.iter().filter(|(_, n)| !n.op.is_leaf()) {
+        let unit = cuts.partition_point(|&at| at <= v.index());
+        for &w in node.inputs.iter().filter(|&&w| matches!(program.node(w).op, Op::Weight(_))) {
+            out.entry(w).or_insert(unit);
+        }
+    }
+    out
+}
+
+/// What messages call a segment: the modules that end its units.
+fn name(program: &Program, segment: &Segment) -> String {
+    let inside = |c: &&crate::graph::Cut| c.at > segment.nodes.start && c.at < segment.nodes.end;
+    let last = match segment.label.as_str() {
+        // The whole program.
+        "" if segment.nodes.start == 0 => return String::new(),
+        "" => "end",
+        label => label,
+    };
+    let Some(first) = program.cuts().iter().filter(inside).min_by_key(|c| c.at).map(|c| &*c.label) else {
+        return last.to_owned();
+    };
+    let last = match (first.rsplit_once('.'), last.rsplit_once('.')) {
+        (Some((a, _)), Some((b, n))) if a == b => n,
+        _ => last,
+    };
+    format!("{first}..{last}")
 }
 
 /// An error with the segment and what was being done in it.
-pub(super) fn phase(e: Error, segment: &Segment, doing: &str) -> Error {
+pub(super) fn phase(e: Error, segment: &str, doing: &str) -> Error {
     if e.is_cancelled() {
         return e;
     }
-    match segment.label.as_str() {
+    match segment {
         "" => e.context(doing),
-        label => e.context(doing).context(format!("segment {label}")),
+        name => e.context(doing).context(format!("segment {name}")),
     }
 }
 
 /// Weights of layers whose products overflow f16.
-fn wide_weights(program: &Program) -> std::collections::HashSet<Var> {
+fn wide_weights(program: &Program) -> HashSet<Var> {
     let wide = |op: &Op| matches!(op, Op::Linear { wide: true } | Op::Conv2d { wide: true, .. });
     program.nodes().iter().filter(|n| wide(&n.op)).filter_map(|n| n.inputs.get(1)).copied().collect()
 }

@@ -2,42 +2,43 @@
 
 use std::sync::Arc;
 
-use super::cache::{Form, Plan, SegmentSize, phase};
-use super::workspace::Arena;
+use super::cache::{Plan, SegmentSize};
 use super::{RunnerOptions, threads};
 use crate::cancel::CancelToken;
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::ffi::{Backend, Buffer, Dev};
-use crate::graph::{Op, Program, Var};
-use crate::kernels::{CpuKernels, Memory, Pool, run};
+use crate::error::Result;
+use crate::ffi::{Backend, Dev};
+use crate::graph::Program;
+use crate::kernels::{CpuKernels, Pool};
 use crate::passes::adapters::Adapted;
-use crate::residency::Store;
-use crate::tensor::{Data, Tensor, WeightSource};
+use crate::residency::{Home, Manager, ManagerOptions, Store};
+use crate::tensor::{Tensor, WeightSource};
 
 /// How many lowered programs are kept.
-const KEPT: usize = 4;
+pub(super) const KEPT: usize = 4;
 
-/// Runs programs of one network on one device. Weights are loaded when first needed and stay; lowered programs and
-/// workspace are reused. After an error it can be used as before.
+/// Runs programs of one network on one device. Weights are loaded when first needed and stay while memory allows;
+/// lowered programs and workspace are reused. After an error it can be used as before.
 pub struct Runner {
-    device: Arc<Device>,
-    dev: Dev,
-    backend: Backend,
+    pub(super) device: Arc<Device>,
+    pub(super) dev: Dev,
+    pub(super) backend: Backend,
     /// Threads of the kernels, started when a program first runs on them.
-    pool: Option<Pool>,
-    store: Store,
-    options: RunnerOptions,
-    plans: Vec<Plan>,
-    workspace: Arena,
-    carried: Arena,
-    lowered: usize,
-    kernels: CpuKernels,
+    pub(super) pool: Option<Pool>,
+    pub(super) store: Store,
+    pub(super) options: RunnerOptions,
+    pub(super) plans: Vec<Plan>,
+    /// The plan whose constants are in the buffer of crossing values, and that buffer.
+    pub(super) constants_of: Option<(usize, u64)>,
+    /// Plans made so far.
+    pub(super) made: usize,
+    pub(super) lowered: usize,
+    pub(super) kernels: CpuKernels,
     adapted: Option<Arc<Adapted>>,
     /// Programs with adapters, by the signature of those without.
     rewritten: Vec<(u128, Arc<Program>)>,
     /// Operations of ggml that the CPU is to compute although the device can: for tests.
-    refuse: Vec<&'static str>,
+    pub(super) refuse: Vec<&'static str>,
 }
 
 impl Runner {
@@ -48,8 +49,9 @@ impl Runner {
     pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
         let dev = device.ggml()?;
         let backend = Backend::new(dev, threads(options.threads))?;
-        let store = Store::new(device.clone(), source);
-        let (workspace, carried, refuse) = (Arena::default(), Arena::default(), Vec::new());
+        let manager = options.manager.clone().unwrap_or_else(|| Manager::new(ManagerOptions::default()));
+        let home = options.home.clone().unwrap_or_else(|| Home::Device(device.clone()));
+        let store = Store::new(manager, &options.module, home, std::slice::from_ref(&device), source);
         Ok(Runner {
             device,
             dev,
@@ -58,13 +60,13 @@ impl Runner {
             store,
             options,
             plans: Vec::new(),
-            workspace,
-            carried,
+            constants_of: None,
+            made: 0,
             lowered: 0,
             kernels: CpuKernels::Auto,
             adapted: None,
             rewritten: Vec::new(),
-            refuse,
+            refuse: Vec::new(),
         })
     }
 
@@ -110,114 +112,7 @@ impl Runner {
         let rewritten = self.rewritten(program)?;
         let program = rewritten.as_deref().unwrap_or(program);
         let at = self.plan(program)?;
-        let given = bind(program, &self.plans[at], inputs)?;
-        let Runner { dev, backend, pool, store, options, plans, workspace, carried, .. } = self;
-        let dev = *dev;
-        let plan = &mut plans[at];
-        let carried = carried.get(dev, plan.carried_size).map_err(|e| e.context("values between segments"))?;
-        let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
-        let mut uploaded = std::collections::HashSet::new();
-        for stage in &mut plan.stages {
-            cancel.check()?;
-            let segment = &stage.segment;
-            let wanted: Vec<_> = stage.weights.iter().map(|(_, w, t)| (w, *t)).collect();
-            let weights = store.ensure(&wanted, cancel).map_err(|e| phase(e, segment, "loading weights"))?;
-            cancel.check()?;
-            let space =
-                workspace.get(dev, plan.workspace).map_err(|e| phase(e, segment, "allocating workspace"))?;
-
-            let l = match &mut stage.form {
-                Form::Ggml(l) => l,
-                Form::Host(h) => {
-                    let mut resident = weights.iter();
-                    let mut memories = vec![Memory::new(&space, 0)];
-                    for &v in &h.vars {
-                        let missing = || Error::internal(format!("{} has no place", program.describe(v)));
-                        memories.push(match &program.node(v).op {
-                            Op::Weight(_) => {
-                                let r = resident.next().ok_or_else(missing)?;
-                                Memory::new(&r.buffer, r.offset)
-                            }
-                            Op::Constant(_) => {
-                                let offset = stage.constant_offsets.get(&v).ok_or_else(missing)?;
-                                Memory::new(stage.constants.as_ref().ok_or_else(missing)?, *offset)
-                            }
-                            _ => {
-                                let &(offset, _) = plan.carried.get(&v).ok_or_else(missing)?;
-                                if let Some(t) = given.get(&v)
-                                    && uploaded.insert(v)
-                                {
-                                    write(&carried, offset, t.data())
-                                        .map_err(|e| phase(e, segment, "preparing"))?;
-                                }
-                                Memory::new(&carried, offset)
-                            }
-                        });
-                    }
-                    let pool = match pool {
-                        Some(pool) => pool,
-                        None => pool.insert(Pool::new(threads(options.threads))?),
-                    };
-                    run(&h.steps, &memories, pool, cancel).map_err(|e| phase(e, segment, "computing"))?;
-                    for &v in &segment.writes {
-                        for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
-                            let dims = program.node(v).shape;
-                            let mut values = vec![0.0; dims.elements()];
-                            let at = plan.carried.get(&v).map_or(0, |c| c.0);
-                            carried.read(at, &mut values).map_err(|e| phase(e, segment, "reading results"))?;
-                            *slot = Some(Tensor::f32(dims.dims(), values)?);
-                        }
-                    }
-                    continue;
-                }
-            };
-            let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
-            held.extend(stage.constants.iter().cloned());
-            let mut resident = stage.weights.iter().zip(weights);
-            let mut prepare = || -> Result<()> {
-                for &(id, offset) in &l.layout.places {
-                    l.ctx.place(id, &space, offset, dev)?;
-                }
-                for &(v, id) in l.leaves.iter().chain(&l.writes) {
-                    match &program.node(v).op {
-                        Op::Constant(_) => {}
-                        Op::Weight(w) => {
-                            let Some(((_, _, _), r)) = resident.next() else {
-                                return Err(Error::internal(format!("{} has no place", w.name())));
-                            };
-                            l.ctx.place(id, &r.buffer, r.offset, dev)?;
-                            held.push(r.buffer);
-                        }
-                        _ => {
-                            let &(offset, _) =
-                                plan.carried.get(&v).ok_or_else(|| Error::internal("a value has no place"))?;
-                            l.ctx.place(id, &carried, offset, dev)?;
-                            if let Some(t) = given.get(&v)
-                                && uploaded.insert(v)
-                            {
-                                l.ctx.write_elements(id, &carried, t.data())?;
-                            }
-                        }
-                    }
-                }
-                Ok(())
-            };
-            prepare().map_err(|e| phase(e, segment, "preparing"))?;
-            l.ctx.compute(&mut l.graph, backend, &held, cancel).map_err(|e| phase(e, segment, "computing"))?;
-            for &(v, id) in &l.writes {
-                for (slot, _) in outputs.iter_mut().zip(program.outputs()).filter(|(_, o)| **o == v) {
-                    let dims = program.node(v).shape;
-                    let mut values = vec![0.0; dims.elements()];
-                    l.ctx.read(id, &carried, &mut values).map_err(|e| phase(e, segment, "reading results"))?;
-                    *slot = Some(Tensor::f32(dims.dims(), values)?);
-                }
-            }
-        }
-        let finish = |(slot, &v): (Option<Tensor>, &Var)| match slot {
-            Some(t) => Ok(t),
-            None => leaf_value(program, v, &given, store),
-        };
-        outputs.into_iter().zip(program.outputs()).map(finish).collect()
+        self.run_plan(program, at, inputs, cancel)
     }
 
     /// What each segment of `program` needs; lowers it, computes nothing.
@@ -227,7 +122,7 @@ impl Runner {
     pub fn measure(&mut self, program: &Program) -> Result<Vec<SegmentSize>> {
         let rewritten = self.rewritten(program)?;
         let at = self.plan(rewritten.as_deref().unwrap_or(program))?;
-        Ok(self.plans[at].sizes())
+        Ok(self.plans[at].sizes(&self.store))
     }
 
     /// Which cuts later runs take. Programs are lowered anew if that is a change.
@@ -258,8 +153,25 @@ impl Runner {
 
     /// Frees the memory for intermediate values; the next run allocates it again.
     pub fn release_workspace(&mut self) {
-        self.workspace.clear();
-        self.carried.clear();
+        self.store.manager().release_rooms(self.store.module());
+    }
+
+    /// Ends a sequence of runs: frees the memory for intermediate values and, where the weights' home is elsewhere, the
+    /// copies of them on the device.
+    pub fn finish(&mut self) {
+        self.release_workspace();
+        self.store.leave();
+    }
+
+    /// Loads all weights that `program` reads and that fit, so that its first run need not.
+    ///
+    /// # Errors
+    /// As [`Runner::run`].
+    pub fn load(&mut self, program: &Program, cancel: &CancelToken) -> Result<()> {
+        cancel.check()?;
+        let rewritten = self.rewritten(program)?;
+        let at = self.plan(rewritten.as_deref().unwrap_or(program))?;
+        self.load_plan(at, cancel)
     }
 
     /// How many segments have been lowered so far.
@@ -269,88 +181,18 @@ impl Runner {
 
     /// Device memory in use, in bytes: weights that are not used in place, and workspace.
     pub fn memory(&self) -> (usize, usize) {
-        (self.store.bytes(), self.workspace.size() + self.carried.size())
+        self.store.bytes()
     }
 
-    /// The index of the plan of `program`, made if there is none; the plan moves to the end, where recent ones are.
-    fn plan(&mut self, program: &Program) -> Result<usize> {
-        if let Some(i) = self.plans.iter().position(|p| p.signature == program.signature()) {
-            let plan = self.plans.remove(i);
-            self.plans.push(plan);
-        } else {
-            let plan = Plan::new(program, self.dev, &self.options, self.kernels, &self.refuse)?;
-            self.lowered += plan.stages.len();
-            if self.plans.len() >= KEPT {
-                self.plans.remove(0);
-            }
-            self.plans.push(plan);
-        }
-        Ok(self.plans.len() - 1)
-    }
-}
-
-/// Copies elements to `offset` of memory of this machine.
-fn write(to: &Buffer, offset: usize, data: &Data) -> Result<()> {
-    match data {
-        Data::F32(v) => to.write(offset, v),
-        Data::I32(v) => to.write(offset, v),
-    }
-}
-
-/// The tensor given for each input of `program`, checked.
-fn bind<'a>(
-    program: &Program,
-    plan: &Plan,
-    inputs: &[(&str, &'a Tensor)],
-) -> Result<std::collections::HashMap<Var, &'a Tensor>> {
-    let mut out = std::collections::HashMap::new();
-    for (v, node) in program.iter() {
-        let tensor = match &node.op {
-            Op::Input(name) => {
-                let found = inputs.iter().find(|(n, _)| *n == &**name);
-                let (_, t) = found.ok_or_else(|| Error::shape(format!("input {name} is not given")))?;
-                if t.shape() != node.shape || t.dtype() != node.dtype {
-                    return Err(Error::shape(format!(
-                        "input {name} should be {} {}, got {} {}",
-                        node.shape,
-                        node.dtype,
-                        t.shape(),
-                        t.dtype()
-                    )));
-                }
-                out.insert(v, *t);
-                *t
-            }
-            Op::Constant(t) => t,
-            _ => continue,
-        };
-        if let (Some((rows, table)), Data::I32(ids)) = (plan.id_limits.get(&v), tensor.data()) {
-            let outside = |id: &&i32| usize::try_from(**id).map_or(true, |id| id >= *rows);
-            if let Some(id) = ids.iter().find(outside) {
-                return Err(Error::shape(format!("id {id} is outside {table}")));
-            }
-        }
-    }
-    Ok(out)
-}
-
-/// The value of an output that is not computed.
-fn leaf_value(
-    program: &Program,
-    v: Var,
-    given: &std::collections::HashMap<Var, &Tensor>,
-    store: &Store,
-) -> Result<Tensor> {
-    match &program.node(v).op {
-        Op::Input(_) => given.get(&v).map(|t| (*t).clone()).ok_or_else(|| Error::internal("an input is not bound")),
-        Op::Constant(t) => Ok((**t).clone()),
-        Op::Weight(w) => store.value(w),
-        _ => Err(Error::internal(format!("{} was not computed", program.describe(v)))),
+    /// Who keeps the accounts of the device.
+    pub fn manager(&self) -> &Arc<Manager> {
+        self.store.manager()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::cache::Form;
     use super::*;
     use crate::graph::{AttentionOptions, Graph};
     use crate::scope::{Scope, tests::Shapes};

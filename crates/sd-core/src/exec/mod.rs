@@ -4,9 +4,10 @@
 //! by [`Program::signature`](crate::Program::signature), so that a program run again only gets new inputs.
 
 mod cache;
+mod choose;
 mod executor;
 mod options;
-mod workspace;
+mod run;
 
 pub use cache::SegmentSize;
 pub use executor::Runner;

@@ -1,10 +1,12 @@
 //! Choices for a runner, and the types weights have in memory.
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::Cuts;
+use crate::residency::{Home, Manager};
 use crate::scope::{Role, Weight};
 
 /// Choices for a runner.
@@ -18,6 +20,12 @@ pub struct RunnerOptions {
     pub cuts: Cuts,
     /// What the factors of products are.
     pub precision: Precision,
+    /// What messages and reports call the network.
+    pub module: String,
+    /// Where its weights are between uses; `None` for the device that computes.
+    pub home: Option<Home>,
+    /// Who keeps the accounts of the device; `None` for one of the runner's own.
+    pub manager: Option<Arc<Manager>>,
 }
 
 /// What the CPU's kernels make of the factors of products, convolutions and attention; sums are f32. Only machines with

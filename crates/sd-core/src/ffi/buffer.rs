@@ -1,7 +1,9 @@
 //! Memory of a device, and host memory lent to the CPU device.
 
+use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ggml_sys as sys;
 
@@ -37,6 +39,31 @@ fn serial() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
+/// Bytes that this process has allocated on a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) now: usize,
+    /// The most since it was last reset.
+    pub(crate) peak: usize,
+}
+
+fn held() -> MutexGuard<'static, HashMap<Dev, Held>> {
+    static HELD: OnceLock<Mutex<HashMap<Dev, Held>>> = OnceLock::new();
+    HELD.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What buffers on `dev` take.
+pub(crate) fn held_on(dev: Dev) -> Held {
+    held().get(&dev).copied().unwrap_or_default()
+}
+
+/// Lets the peak of `dev` start from what is held now.
+pub(crate) fn reset_peak(dev: Dev) {
+    if let Some(h) = held().get_mut(&dev) {
+        h.peak = h.now;
+    }
+}
+
 impl Buffer {
     /// `size` bytes on `dev`.
     pub(crate) fn alloc(dev: Dev, size: usize) -> Result<Buffer> {
@@ -55,6 +82,11 @@ impl Buffer {
         })?;
         // SAFETY: the buffer was just allocated and is owned here.
         let start = unsafe { sys::ggml_backend_buffer_get_base(raw.as_ptr()) } as usize;
+        let mut held = held();
+        let h = held.entry(dev).or_default();
+        h.now += size;
+        h.peak = h.peak.max(h.now);
+        drop(held);
         Ok(Buffer { raw, dev, serial: serial(), start, size, alignment: alignment.max(1), lent: None })
     }
 
@@ -166,5 +198,10 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the buffer is owned here; no `Context` uses it without holding an `Arc` of it.
         unsafe { sys::ggml_backend_buffer_free(self.raw.as_ptr()) }
+        if !self.is_read_only()
+            && let Some(h) = held().get_mut(&self.dev)
+        {
+            h.now = h.now.saturating_sub(self.size);
+        }
     }
 }

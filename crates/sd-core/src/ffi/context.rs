@@ -71,6 +71,8 @@ unsafe impl Send for Graph {}
 
 /// Tensors per pool.
 const POOL: usize = 512;
+/// Bytes copied to a device at once: remote workers hold a copy of what they are sent.
+pub(crate) const PIECE: usize = 4 << 20;
 /// Nodes between two looks at the cancel flag on devices that cannot be stopped inside a graph.
 const RUN: usize = 48;
 
@@ -338,8 +340,10 @@ impl Context {
         if buffer.is_read_only() {
             return Err(Error::internal("lent memory is not written"));
         }
-        // SAFETY: the tensor lies in the live `buffer` and is `bytes.len()` long.
-        unsafe { sys::ggml_backend_tensor_set(raw, bytes.as_ptr().cast(), 0, bytes.len()) };
+        for (i, piece) in bytes.chunks(PIECE).enumerate() {
+            // SAFETY: the tensor lies in the live `buffer` and is `bytes.len()` long.
+            unsafe { sys::ggml_backend_tensor_set(raw, piece.as_ptr().cast(), i * PIECE, piece.len()) };
+        }
         Ok(())
     }
 

@@ -9,8 +9,11 @@ use crate::graph::{Op, Program, Var};
 /// Which cuts are taken.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Cuts {
-    /// None: the whole program in one go.
+    /// Those that make the program fit into the memory there is; none where it fits whole. Programs for the CPU are
+    /// whole unless it has a budget.
     #[default]
+    Auto,
+    /// None: the whole program in one go.
     None,
     /// Every cut.
     All,
@@ -45,12 +48,14 @@ impl Segment {
 
 /// The segments of `program` when `cuts` are taken, in order; empty ones are left out.
 ///
+/// [`Cuts::Auto`] takes none: memory is not known here.
+///
 /// # Errors
 /// A cut number is out of range.
 pub fn segments(program: &Program, cuts: &Cuts) -> Result<Vec<Segment>> {
     let all = program.cuts();
     let taken: Vec<usize> = match cuts {
-        Cuts::None => Vec::new(),
+        Cuts::Auto | Cuts::None => Vec::new(),
         Cuts::All => (0..all.len()).collect(),
         Cuts::At(list) => list.clone(),
     };

@@ -1,173 +1,283 @@
-//! The weights of one network on one device: in place where they are mapped and fit, else converted and uploaded.
+//! The weights of one network: which there are, and where each lies on the devices that compute.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::load::{Item, Load, Loaded, NotLoaded, fetch};
+use super::manager::{Asker, Manager, Pins, Refusal};
+use super::{Home, Space};
 use crate::cancel::CancelToken;
-use crate::convert::{from_f32, to_f32};
-use crate::device::Device;
+use crate::convert::to_f32;
+use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ffi::{Buffer, Context, Dev};
+use crate::ffi::Context;
 use crate::lower::ne;
 use crate::scope::Weight;
 use crate::tensor::{Bytes, Tensor, WeightSource};
 
-/// A weight in device memory.
-#[derive(Clone)]
-pub(crate) struct Resident {
-    /// The memory it lies in, with others.
-    pub(crate) buffer: Arc<Buffer>,
-    /// Where it begins.
-    pub(crate) offset: usize,
-}
+/// A weight in one type, by its number in its store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct WeightId(pub(crate) usize);
 
-/// Weights that are on a device now.
+/// The weights of one module.
 pub(crate) struct Store {
-    device: Arc<Device>,
+    manager: Arc<Manager>,
+    module: u64,
+    home: Home,
     source: Arc<dyn WeightSource>,
-    resident: HashMap<(String, DType), Resident>,
+    lanes: Vec<Lane>,
+    entries: Vec<Entry>,
+    index: HashMap<(String, DType), WeightId>,
+    /// For sizes.
+    ctx: Context,
 }
 
-/// A weight about to be uploaded.
-struct Upload<'a> {
-    weight: &'a Weight,
+/// A device that computes.
+struct Lane {
+    device: Arc<Device>,
+    pool: usize,
+}
+
+struct Entry {
+    weight: Weight,
     dtype: DType,
+    /// Bytes on a device.
+    size: usize,
+    /// For each lane the chunk it is in, if that still exists, and its number there.
+    places: Vec<Option<(u64, usize)>>,
+    ram: Option<Bytes>,
+}
+
+/// Weights that stay on a device while this is alive.
+pub(crate) struct Held {
+    /// Where each lies.
+    pub(crate) places: Vec<(Space, usize)>,
+    _pins: Vec<Pins>,
 }
 
 impl Store {
-    pub(crate) fn new(device: Arc<Device>, source: Arc<dyn WeightSource>) -> Store {
-        Store { device, source, resident: HashMap::new() }
+    pub(crate) fn new(
+        manager: Arc<Manager>,
+        name: &str,
+        home: Home,
+        devices: &[Arc<Device>],
+        source: Arc<dyn WeightSource>,
+    ) -> Store {
+        let module = manager.register(name, &home);
+        let lanes = devices.iter().map(|d| Lane { device: d.clone(), pool: manager.pool(d) }).collect();
+        let (entries, index, ctx) = (Vec::new(), HashMap::new(), Context::new());
+        Store { manager, module, home, source, lanes, entries, index, ctx }
     }
 
+    pub(crate) fn manager(&self) -> &Arc<Manager> {
+        &self.manager
+    }
+
+    pub(crate) fn module(&self) -> u64 {
+        self.module
+    }
+
+    /// What asks for memory on a lane's device, with a workspace of so many bytes.
+    pub(crate) fn asker(&self, lane: usize, workspace: usize) -> Asker {
+        let pool = self.lanes.get(lane).map_or(usize::MAX, |l| l.pool);
+        Asker { module: self.module, pool, workspace }
+    }
+
+    /// The number of a weight.
+    pub(crate) fn intern(&mut self, weight: &Weight, dtype: DType) -> Result<WeightId> {
+        let key = (weight.name().to_owned(), dtype);
+        if let Some(&id) = self.index.get(&key) {
+            if let Some(e) = self.entries.get_mut(id.0) {
+                e.weight = weight.clone();
+            }
+            return Ok(id);
+        }
+        let Some(lane) = self.lanes.first() else { return Err(Error::internal("no device")) };
+        let dev = lane.device.ggml()?;
+        let leaf = self.ctx.leaf(dtype, ne(&weight.shape()))?;
+        let size = self.ctx.alloc_size(leaf, dev)?.next_multiple_of(dev.alignment());
+        let id = WeightId(self.entries.len());
+        let places = self.lanes.iter().map(|_| None).collect();
+        self.entries.push(Entry { weight: weight.clone(), dtype, size, places, ram: None });
+        self.index.insert(key, id);
+        self.manager.set_weights(self.module, self.entries.iter().map(|e| e.size).sum());
+        Ok(id)
+    }
+
+    /// Bytes of device memory that a weight takes when it is loaded; none if it can be used in place.
+    pub(crate) fn size(&self, id: WeightId, lane: usize) -> usize {
+        let on_host = self.lanes.get(lane).is_some_and(|l| l.device.kind() == DeviceKind::Cpu);
+        self.entries.get(id.0).map_or(0, |e| if on_host && e.dtype == e.weight.dtype() { 0 } else { e.size })
+    }
+
+    /// Bytes that a weight takes in its type in memory.
+    pub(crate) fn stored(&self, id: WeightId) -> usize {
+        let bytes = |e: &Entry| e.dtype.bytes(e.weight.shape().elements(), e.weight.shape().last());
+        self.entries.get(id.0).and_then(bytes).unwrap_or(0)
+    }
+
+    /// The weight of a number.
+    pub(crate) fn weight(&self, id: WeightId) -> Option<&Weight> {
+        self.entries.get(id.0).map(|e| &e.weight)
+    }
+
+    /// Takes weights from `source` from now on; those stay for which `keep` holds.
     pub(crate) fn set_source(&mut self, source: Arc<dyn WeightSource>, keep: impl Fn(&str) -> bool) {
         self.source = source;
-        self.resident.retain(|(name, _), _| keep(name));
+        let mut gone = std::collections::HashSet::new();
+        for e in self.entries.iter_mut().filter(|e| !keep(e.weight.name())) {
+            gone.extend(e.places.iter_mut().filter_map(Option::take).map(|p| p.0));
+            e.ram = None;
+        }
+        self.manager.release(self.module, |id| gone.contains(&id));
     }
 
-    /// Bytes of device memory that weights take, those used in place not counted.
-    pub(crate) fn bytes(&self) -> usize {
-        let mut buffers: Vec<&Arc<Buffer>> = self.resident.values().map(|r| &r.buffer).collect();
-        buffers.sort_unstable_by_key(|b| b.serial());
-        buffers.dedup_by_key(|b| b.serial());
-        buffers.iter().filter(|b| !b.is_read_only()).map(|b| b.size()).sum()
+    /// Bytes of device memory that weights take, those used in place not counted, and that buffers take.
+    pub(crate) fn bytes(&self) -> (usize, usize) {
+        self.manager.used_by(self.module)
     }
 
     /// Frees every weight that is not in use.
     pub(crate) fn clear(&mut self) {
-        self.resident.clear();
+        self.manager.release(self.module, |_| true);
+        self.entries.iter_mut().for_each(|e| e.ram = None);
     }
 
-    /// Makes `wanted`, each in the type given, resident; in their order. Stops between two weights if `cancel` was
-    /// cancelled.
-    pub(crate) fn ensure(&mut self, wanted: &[(&Weight, DType)], cancel: &CancelToken) -> Result<Vec<Resident>> {
-        let dev = self.device.ggml()?;
-        let on_host = self.device.kind() == crate::device::DeviceKind::Cpu;
-        let mut uploads: Vec<Upload> = Vec::new();
-        for &(weight, dtype) in wanted {
-            let key = (weight.name().to_string(), dtype);
-            if self.resident.contains_key(&key)
-                || uploads.iter().any(|u| u.weight.name() == key.0 && u.dtype == dtype)
-            {
+    /// Frees what is on devices that are not its home.
+    pub(crate) fn leave(&mut self) {
+        let home = match &self.home {
+            Home::Device(d) => Some(self.manager.pool(d)),
+            Home::Ram | Home::File => None,
+        };
+        self.manager.leave(self.module, home);
+    }
+
+    /// Loads weights of `groups` that are not on a lane's device as long as nothing has to go for them; whether that was
+    /// all of them.
+    pub(crate) fn fill(
+        &mut self,
+        lane: usize,
+        groups: &[(usize, Vec<WeightId>)],
+        cancel: &CancelToken,
+    ) -> Result<bool> {
+        for (unit, ids) in groups {
+            let missing = self.pin(lane, ids).1;
+            if missing.is_empty() {
                 continue;
             }
-            cancel.check()?;
-            if on_host && dtype == weight.dtype() {
-                let bytes = self.fetch(weight)?;
-                if in_place(dtype, &bytes) {
-                    let buffer = Buffer::lend(bytes)?;
-                    buffer.mark_weights();
-                    self.resident.insert(key, Resident { buffer: Arc::new(buffer), offset: 0 });
-                    continue;
-                }
+            let load = self.load(lane, *unit, &missing, 0, cancel)?;
+            let bytes = missing.iter().map(|&id| self.size(id, lane)).sum();
+            if !self.manager.has_room(bytes, load.who.pool) {
+                return Ok(false);
             }
-            uploads.push(Upload { weight, dtype });
+            match load.run() {
+                Ok(loaded) => drop(self.accept(lane, loaded)),
+                Err(NotLoaded::Refused(Refusal::Failed(e)) | NotLoaded::Failed(e)) => return Err(e),
+                Err(NotLoaded::Refused(_)) => return Ok(false),
+            }
         }
-        self.upload(dev, &uploads, cancel)?;
-        wanted
-            .iter()
-            .map(|(w, dtype)| {
-                let r = self.resident.get(&(w.name().to_string(), *dtype));
-                r.cloned().ok_or_else(|| Error::internal(format!("{} was not loaded", w.name())))
-            })
-            .collect()
+        Ok(true)
+    }
+
+    /// Makes the weights of `groups`, each a unit with what it first reads, resident on a lane. They are in the order of
+    /// `wanted`. Stops between two weights if `cancel` was cancelled.
+    pub(crate) fn ensure(
+        &mut self,
+        lane: usize,
+        wanted: &[WeightId],
+        groups: &[(usize, Vec<WeightId>)],
+        workspace: usize,
+        cancel: &CancelToken,
+    ) -> Result<Held, NotLoaded> {
+        let (pins, missing) = self.pin(lane, wanted);
+        let mut all = vec![pins];
+        for (unit, ids) in groups {
+            let ids: Vec<WeightId> = ids.iter().copied().filter(|id| missing.contains(id)).collect();
+            if !ids.is_empty() {
+                let loaded = self.load(lane, *unit, &ids, workspace, cancel)?.run()?;
+                all.push(self.accept(lane, loaded));
+            }
+        }
+        let (pins, chunks) = self.manager.pin(&self.chunks(lane, wanted));
+        all.push(pins);
+        let mut places = Vec::with_capacity(wanted.len());
+        for (id, chunk) in wanted.iter().zip(chunks) {
+            let place = chunk.and_then(|c| c.places.get(self.place(lane, *id)?.1).cloned());
+            let lost = || Error::internal(format!("{} was not loaded", self.name(*id)));
+            places.push(place.ok_or_else(lost)?);
+        }
+        Ok(Held { places, _pins: all })
+    }
+
+    /// Keeps those of `wanted` that are on a lane's device; the others.
+    fn pin(&self, lane: usize, wanted: &[WeightId]) -> (Pins, Vec<WeightId>) {
+        let (pins, chunks) = self.manager.pin(&self.chunks(lane, wanted));
+        let missing = wanted.iter().zip(&chunks).filter(|(_, c)| c.is_none()).map(|(id, _)| *id).collect();
+        (pins, missing)
+    }
+
+    fn chunks(&self, lane: usize, ids: &[WeightId]) -> Vec<Option<u64>> {
+        ids.iter().map(|&id| self.place(lane, id).map(|p| p.0)).collect()
+    }
+
+    fn place(&self, lane: usize, id: WeightId) -> Option<(u64, usize)> {
+        *self.entries.get(id.0)?.places.get(lane)?
+    }
+
+    fn name(&self, id: WeightId) -> &str {
+        self.weight(id).map_or("a weight", Weight::name)
+    }
+
+    fn load(
+        &self,
+        lane: usize,
+        unit: usize,
+        ids: &[WeightId],
+        workspace: usize,
+        cancel: &CancelToken,
+    ) -> Result<Load> {
+        let Some(at) = self.lanes.get(lane) else { return Err(Error::internal("no such device")) };
+        let item = |&id: &WeightId| {
+            let e = self.entries.get(id.0)?;
+            Some(Item { id, weight: e.weight.clone(), dtype: e.dtype, ready: e.ram.clone() })
+        };
+        Ok(Load {
+            manager: self.manager.clone(),
+            source: self.source.clone(),
+            device: at.device.clone(),
+            who: self.asker(lane, workspace),
+            unit,
+            items: ids.iter().filter_map(item).collect(),
+            keeps: matches!(self.home, Home::Ram) && at.device.kind() != DeviceKind::Cpu,
+            cancel: cancel.clone(),
+        })
+    }
+
+    /// Notes where loaded weights are.
+    fn accept(&mut self, lane: usize, loaded: Loaded) -> Pins {
+        for (i, id) in loaded.ids.iter().enumerate() {
+            if let Some(place) = self.entries.get_mut(id.0).and_then(|e| e.places.get_mut(lane)) {
+                *place = Some((loaded.chunk, i));
+            }
+        }
+        for (id, bytes) in loaded.kept {
+            if let Some(e) = self.entries.get_mut(id.0) {
+                e.ram = Some(bytes);
+            }
+        }
+        loaded.pins
     }
 
     /// A weight as a host tensor.
     pub(crate) fn value(&self, weight: &Weight) -> Result<Tensor> {
-        let bytes = self.fetch(weight)?;
+        let bytes = fetch(&*self.source, weight)?;
         Tensor::f32(weight.shape().dims(), to_f32(weight.dtype(), &bytes, weight.shape().elements())?)
     }
-
-    fn fetch(&self, weight: &Weight) -> Result<Bytes> {
-        let bytes = self.source.bytes(weight.name())?;
-        let shape = weight.shape();
-        // Blocks may span rows, as where a converter quantised a kernel as if it were flat.
-        let want = weight.dtype().bytes(shape.elements(), shape.elements());
-        if want != Some(bytes.len()) {
-            let o = weight.origin();
-            return Err(Error::bad_file(
-                &o.file,
-                format!("{} has {} bytes, {shape} {} takes {want:?}", o.name, bytes.len(), weight.dtype()),
-            ));
-        }
-        Ok(bytes)
-    }
-
-    /// Uploads into as few buffers as the device's limit on their size allows. Weights are read one after the other, as
-    /// sources that compute them give each memory of its own.
-    fn upload(&mut self, dev: Dev, uploads: &[Upload], cancel: &CancelToken) -> Result<()> {
-        let mut ctx = Context::new();
-        let (align, limit) = (dev.alignment(), dev.max_buffer());
-        let mut start = 0;
-        while start < uploads.len() {
-            let mut places = Vec::new();
-            let mut size = 0usize;
-            for u in &uploads[start..] {
-                let id = ctx.leaf(u.dtype, ne(&u.weight.shape()))?;
-                let end = size + ctx.alloc_size(id, dev)?.next_multiple_of(align);
-                if end > limit && !places.is_empty() {
-                    break;
-                }
-                places.push((id, size));
-                size = end;
-            }
-            let buffer = Arc::new(Buffer::alloc(dev, size)?);
-            buffer.mark_weights();
-            let batch = &uploads[start..start + places.len()];
-            for (u, &(id, offset)) in batch.iter().zip(&places) {
-                cancel.check()?;
-                ctx.place(id, &buffer, offset, dev)?;
-                let stored = self.fetch(u.weight)?;
-                let named = |e: Error| e.context(u.weight.origin().name.clone());
-                match converted(u.weight, u.dtype, &stored).map_err(named)? {
-                    Some(bytes) => ctx.write(id, &buffer, &bytes)?,
-                    None => ctx.write(id, &buffer, &stored)?,
-                }
-            }
-            for (u, &(_, offset)) in batch.iter().zip(&places) {
-                let r = Resident { buffer: buffer.clone(), offset };
-                self.resident.insert((u.weight.name().to_string(), u.dtype), r);
-            }
-            start += places.len();
-        }
-        Ok(())
-    }
 }
 
-/// Whether bytes can be computed with where they are.
-fn in_place(dtype: DType, bytes: &Bytes) -> bool {
-    // Scales of blocks are 16 or 32 bits wide; an element is as wide as its block.
-    let align = if dtype.is_quantised() { 4 } else { dtype.block_bytes() };
-    !bytes.is_empty() && (bytes.as_ptr() as usize).is_multiple_of(align)
-}
-
-/// The bytes of a weight in another type; `None` if it is stored in that type.
-fn converted(weight: &Weight, dtype: DType, bytes: &[u8]) -> Result<Option<Vec<u8>>> {
-    if weight.dtype() == dtype {
-        return Ok(None);
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.manager.forget(self.module);
     }
-    let shape = weight.shape();
-    let values = to_f32(weight.dtype(), bytes, shape.elements())?;
-    from_f32(dtype, &values, shape.last()).map(Some)
 }

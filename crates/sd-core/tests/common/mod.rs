@@ -7,8 +7,10 @@ pub(crate) mod reference;
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
+use sd_core::graph::{Graph, Program, Var};
 use sd_core::{
-    Bytes, DType, Device, Error, Origin, Result, Scope, Shape, Tensor, TensorMeta, WeightSource, convert::from_f32,
+    AttentionOptions, Bytes, Conv2dOptions, DType, Device, Error, Origin, Result, Scope, Shape, Tensor, TensorMeta,
+    WeightSource, convert::from_f32,
 };
 
 /// A linear congruential generator (Knuth's MMIX constants).
@@ -98,24 +100,89 @@ pub(crate) fn devices() -> Vec<Arc<Device>> {
     vec![Device::cpu().unwrap(), rpc()]
 }
 
-/// The remote device, served by a thread of this process.
+/// The remote device that tests of one file share, served by a thread of this process.
 pub(crate) fn rpc() -> Arc<Device> {
     static DEVICE: OnceLock<Arc<Device>> = OnceLock::new();
-    DEVICE
-        .get_or_init(|| {
-            let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let endpoint = format!("127.0.0.1:{port}");
-            let at = endpoint.clone();
-            std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1));
-            for _ in 0..200 {
-                if std::net::TcpStream::connect(&endpoint).is_ok() {
-                    return sd_core::device::add_rpc_server(&endpoint).unwrap().remove(0);
-                }
-                std::thread::sleep(std::time::Duration::from_millis(25));
+    DEVICE.get_or_init(new_rpc).clone()
+}
+
+/// A remote device that nobody else uses.
+pub(crate) fn new_rpc() -> Arc<Device> {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let endpoint = format!("127.0.0.1:{port}");
+    let at = endpoint.clone();
+    std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1));
+    for _ in 0..200 {
+        if std::net::TcpStream::connect(&endpoint).is_ok() {
+            return sd_core::device::add_rpc_server(&endpoint).unwrap().remove(0);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(25));
+    }
+    panic!("the server on {endpoint} did not start");
+}
+
+/// A small network with the parts that diffusion networks have: convolutions with skips, attention, and modulation by
+/// a value that every block reads. Twelve blocks, cut after each.
+pub(crate) struct Net {
+    pub(crate) source: Arc<Checkpoint>,
+}
+
+pub(crate) const NET_BLOCKS: usize = 12;
+
+impl Net {
+    pub(crate) fn new(r: &mut Random, dtype: DType) -> Net {
+        let mut c = Checkpoint::default()
+            .random(r, "in.weight", &[32, 3, 3, 3], DType::F32)
+            .random(r, "in.bias", &[32], DType::F32)
+            .random(r, "out.weight", &[3, 32, 3, 3], DType::F32)
+            .random(r, "time.weight", &[32, 32], dtype);
+        for i in 0..NET_BLOCKS {
+            for (name, dims) in [("norm.weight", &[32][..]), ("norm.bias", &[32])] {
+                c = c.random(r, &format!("blocks.{i}.{name}"), dims, DType::F32);
             }
-            panic!("the server on {endpoint} did not start");
-        })
-        .clone()
+            for name in ["q", "k", "v", "o", "mod"] {
+                c = c.random(r, &format!("blocks.{i}.{name}.weight"), &[32, 32], dtype);
+            }
+            c = c.random(r, &format!("blocks.{i}.conv.weight"), &[32, 32, 3, 3], DType::F16);
+        }
+        Net { source: Arc::new(c) }
+    }
+
+    pub(crate) fn program(&self, h: usize) -> Program {
+        self.try_program(h).unwrap()
+    }
+
+    fn try_program(&self, h: usize) -> Result<Program> {
+        let w = Scope::root(self.source.clone());
+        let g = Graph::new();
+        let x = g.input("x", &[2, 3, h, 6], DType::F32)?;
+        let t = g.input("t", &[2], DType::F32)?;
+        let t = g.linear(&w.linear_no_bias("time")?, g.timestep_embedding(t, 32, 10000.0)?)?;
+        g.keep(&[t]);
+        let mut x = g.conv2d(&w.conv2d("in")?, x, Conv2dOptions::padded(1))?;
+        let mut skips: Vec<Var> = vec![x];
+        g.cut(&w.sub("in"), &[x]);
+        for i in 0..NET_BLOCKS {
+            let w = w.at("blocks", i);
+            let shift = g.reshape(g.linear(&w.linear_no_bias("mod")?, g.silu(t)?)?, &[2, 32, 1, 1])?;
+            let y = g.group_norm(&w.norm("norm")?, x, 8, 1e-5)?;
+            let y = g.conv2d(&w.conv2d_no_bias("conv")?, g.silu(g.add(y, shift)?)?, Conv2dOptions::padded(1))?;
+            let tokens = g.to_tokens(y)?;
+            let heads = |n: &str| g.split_heads(g.linear(&w.linear_no_bias(n)?, tokens)?, 4);
+            let a = g.attention(heads("q")?, heads("k")?, heads("v")?, AttentionOptions::default())?;
+            let a = g.linear(&w.linear_no_bias("o")?, g.merge_heads(a)?)?;
+            x = g.add(x, g.to_image(a, h, 6)?)?;
+            if i % 2 == 1 {
+                x = g.add(x, skips.pop().unwrap_or(x))?;
+            } else {
+                skips.push(x);
+            }
+            let live: Vec<Var> = skips.iter().copied().chain([x]).collect();
+            g.cut(&w, &live);
+        }
+        let y = g.conv2d(&w.conv2d_no_bias("out")?, x, Conv2dOptions::padded(1))?;
+        g.finish(&[y, t, x])
+    }
 }
 
 /// The largest difference over the largest wanted magnitude.

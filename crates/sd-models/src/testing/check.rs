@@ -141,7 +141,7 @@ fn built(case: &Case, fixture: &Fixture) -> Built {
 /// With one thread: threads of ggml wait for each other busily, which costs much on a busy machine.
 fn runner(case: &Case, device: &Arc<Device>, weights: DType, precision: Precision) -> Runner {
     let types = TypePolicy::Convert(weights);
-    let options = RunnerOptions { threads: 1, types, cuts: Cuts::None, precision };
+    let options = RunnerOptions { threads: 1, types, cuts: Cuts::None, precision, ..RunnerOptions::default() };
     Runner::new(device.clone(), case.source.clone(), options).unwrap()
 }
 

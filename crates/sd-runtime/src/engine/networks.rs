@@ -285,7 +285,13 @@ fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
         Cuts::At(_) if !diffusion => Cuts::None,
         cuts => cuts.clone(),
     };
-    RunnerOptions { threads: options.threads, types, cuts, precision: options.precision }
+    RunnerOptions {
+        threads: options.threads,
+        types,
+        cuts,
+        precision: options.precision,
+        ..RunnerOptions::default()
+    }
 }
 
 /// An error if a stage needs more than the device has; `total` is 0 where it does not say.

@@ -1,0 +1,344 @@
+//! A run: segment by segment, weights and memory first.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::cache::{Carried, Form, Plan, Stage, phase};
+use super::executor::Runner;
+use super::threads;
+use crate::cancel::CancelToken;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::ffi::{Backend, Buffer, Dev};
+use crate::graph::{Op, Program, Var};
+use crate::kernels::{Memory, Pool, run};
+use crate::residency::{Manager, NotLoaded, Refusal, RoomKind, Space, Store, shown};
+use crate::tensor::{Data, Tensor};
+
+/// Buffers of a runner that others may take once this is gone.
+struct Busy {
+    manager: Arc<Manager>,
+    module: u64,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.manager.rest(self.module, None);
+    }
+}
+
+/// What stays the same from stage to stage.
+struct Run<'a> {
+    program: &'a Program,
+    dev: Dev,
+    /// Places in the buffer of crossing values.
+    places: HashMap<Carried, usize>,
+    carried: Space,
+    given: HashMap<Var, &'a Tensor>,
+    /// Inputs and constants that are there.
+    uploaded: HashSet<Var>,
+    /// Whether constants are to be written.
+    constants: bool,
+    cancel: &'a CancelToken,
+}
+
+impl Runner {
+    /// The results of plan `at`.
+    pub(super) fn run_plan(
+        &mut self,
+        program: &Program,
+        at: usize,
+        inputs: &[(&str, &Tensor)],
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
+        let Runner { dev, device, backend, pool, store, options, plans, constants_of, .. } = self;
+        let Some(plan) = plans.get_mut(at) else { return Err(Error::internal("no such plan")) };
+        let given = bind(program, plan, inputs)?;
+        let (manager, module) = (store.manager().clone(), store.module());
+        let busy = Busy { manager: manager.clone(), module };
+        let refuse = |plan: &Plan, stage: &Stage, r: Refusal, store: &Store, doing: &str| match r {
+            Refusal::Failed(e) => phase(e, &stage.name, doing),
+            r => refused(plan, stage, r, device, store, &options.module),
+        };
+        let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
+        let Some(first) = plan.stages.first() else {
+            return finished(outputs, program, &given, store);
+        };
+        let asker = store.asker(0, first.form.workspace());
+        let carried = manager
+            .room(RoomKind::Carried, plan.carried_size, 0, asker)
+            .map_err(|r| refuse(plan, first, r, store, "allocating values between segments"))?;
+        let constants = *constants_of != Some((plan.id, carried.serial()));
+        *constants_of = None;
+        let places = std::mem::take(&mut plan.carried);
+        let mut run = Run {
+            program,
+            dev: *dev,
+            places,
+            carried: carried.clone(),
+            given,
+            uploaded: HashSet::new(),
+            constants,
+            cancel,
+        };
+        let mut all = || -> Result<()> {
+            for i in 0..plan.stages.len() {
+                cancel.check()?;
+                let Some(stage) = plan.stages.get(i) else { continue };
+                let workspace = stage.form.workspace();
+                let held = store.ensure(0, &stage.weights, &stage.groups, workspace, cancel);
+                let held = held.map_err(|e| match e {
+                    NotLoaded::Failed(e) => phase(e, &stage.name, "loading weights"),
+                    NotLoaded::Refused(r) => refuse(plan, stage, r, store, "loading weights"),
+                })?;
+                cancel.check()?;
+                let asker = store.asker(0, workspace);
+                let space = manager
+                    .room(RoomKind::Workspace, workspace, plan.workspace, asker)
+                    .map_err(|r| refuse(plan, stage, r, store, "allocating workspace"))?;
+                let Some(stage) = plan.stages.get_mut(i) else { continue };
+                run.stage(i, stage, &space, held.places, backend, || {
+                    Ok(match pool {
+                        Some(pool) => pool,
+                        None => pool.insert(Pool::new(threads(options.threads))?),
+                    })
+                })?;
+                manager.rest(module, Some(RoomKind::Workspace));
+                run.results(stage, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;
+            }
+            Ok(())
+        };
+        let done = all();
+        plan.carried = std::mem::take(&mut run.places);
+        done?;
+        *constants_of = Some((plan.id, carried.serial()));
+        drop(busy);
+        finished(outputs, program, &run.given, store)
+    }
+
+    /// Loads the weights of plan `at`, from its first segment on, until memory is full.
+    pub(super) fn load_plan(&mut self, at: usize, cancel: &CancelToken) -> Result<()> {
+        let Some(plan) = self.plans.get(at) else { return Err(Error::internal("no such plan")) };
+        for stage in &plan.stages {
+            cancel.check()?;
+            match self.store.fill(0, &stage.groups, cancel) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => return Err(phase(e, &stage.name, "loading weights")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Run<'a> {
+    fn place(&self, c: Carried) -> Result<usize> {
+        self.places.get(&c).copied().ok_or_else(|| match c {
+            Carried::Value(v) => Error::internal(format!("{} has no place", self.program.describe(v))),
+            Carried::Added(..) => Error::internal("a constant has no place"),
+        })
+    }
+
+    /// What is to be written before `v` is read for the first time.
+    fn fresh(&mut self, v: Var) -> Option<&'a Data> {
+        let program: &'a Program = self.program;
+        let data = match &program.node(v).op {
+            Op::Constant(t) if self.constants => t.data(),
+            Op::Input(_) => self.given.get(&v)?.data(),
+            _ => return None,
+        };
+        self.uploaded.insert(v).then_some(data)
+    }
+
+    /// Computes stage number `i` in `space`. `weights` are in the order of its.
+    fn stage<'p>(
+        &mut self,
+        i: usize,
+        stage: &mut Stage,
+        space: &Space,
+        weights: Vec<(Space, usize)>,
+        backend: &mut Backend,
+        pool: impl FnOnce() -> Result<&'p mut Pool>,
+    ) -> Result<()> {
+        let Stage { form, name, .. } = stage;
+        match form {
+            Form::Host(h) => {
+                let mut buffers: Vec<(Arc<Buffer>, usize)> = vec![(space.ggml()?.clone(), 0)];
+                let mut weights = weights.into_iter();
+                for &v in &h.vars {
+                    buffers.push(if let Op::Weight(w) = &self.program.node(v).op {
+                        let missing = || Error::internal(format!("{} has no place", w.name()));
+                        let (space, offset) = weights.next().ok_or_else(missing)?;
+                        (space.ggml()?.clone(), offset)
+                    } else {
+                        let offset = self.place(Carried::Value(v))?;
+                        let carried = self.carried.ggml()?.clone();
+                        if let Some(data) = self.fresh(v) {
+                            write(&carried, offset, data).map_err(|e| phase(e, name, "preparing"))?;
+                        }
+                        (carried, offset)
+                    });
+                }
+                let memories: Vec<Memory> = buffers.iter().map(|(b, offset)| Memory::new(b, *offset)).collect();
+                run(&h.steps, &memories, pool()?, self.cancel).map_err(|e| phase(e, name, "computing"))
+            }
+            Form::Ggml(l) => {
+                let carried = self.carried.ggml()?.clone();
+                let space = space.ggml()?.clone();
+                let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
+                let mut weights = weights.into_iter();
+                let mut prepare = || -> Result<()> {
+                    for &(id, offset) in &l.layout.places {
+                        l.ctx.place(id, &space, offset, self.dev)?;
+                    }
+                    for (k, (id, data)) in l.constants.iter().enumerate() {
+                        l.ctx.place(*id, &carried, self.place(Carried::Added(i, k))?, self.dev)?;
+                        if self.constants {
+                            l.ctx.write_elements(*id, &carried, data)?;
+                        }
+                    }
+                    for &(v, id) in l.leaves.iter().chain(&l.writes) {
+                        if let Op::Weight(w) = &self.program.node(v).op {
+                            let missing = || Error::internal(format!("{} has no place", w.name()));
+                            let (space, offset) = weights.next().ok_or_else(missing)?;
+                            let buffer = space.ggml()?.clone();
+                            l.ctx.place(id, &buffer, offset, self.dev)?;
+                            held.push(buffer);
+                        } else {
+                            l.ctx.place(id, &carried, self.place(Carried::Value(v))?, self.dev)?;
+                            if let Some(data) = self.fresh(v) {
+                                l.ctx.write_elements(id, &carried, data)?;
+                            }
+                        }
+                    }
+                    Ok(())
+                };
+                prepare().map_err(|e| phase(e, name, "preparing"))?;
+                l.ctx.compute(&mut l.graph, backend, &held, self.cancel).map_err(|e| phase(e, name, "computing"))
+            }
+        }
+    }
+
+    /// Copies out what `stage` made of the program's outputs.
+    fn results(&self, stage: &Stage, outputs: &mut [Option<Tensor>]) -> Result<()> {
+        for &v in &stage.segment.writes {
+            for (slot, _) in outputs.iter_mut().zip(self.program.outputs()).filter(|(_, o)| **o == v) {
+                let dims = self.program.node(v).shape;
+                let mut values = vec![0.0; dims.elements()];
+                match &stage.form {
+                    Form::Host(_) => {
+                        self.carried.ggml()?.read(self.place(Carried::Value(v))?, &mut values)?;
+                    }
+                    Form::Ggml(l) => {
+                        let id = l.writes.iter().find(|w| w.0 == v).map(|w| w.1);
+                        let id = id.ok_or_else(|| Error::internal("a result has no tensor"))?;
+                        l.ctx.read(id, self.carried.ggml()?, &mut values)?;
+                    }
+                }
+                *slot = Some(Tensor::f32(dims.dims(), values)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error of a segment for which there is no memory.
+pub(super) fn refused(
+    plan: &Plan,
+    stage: &Stage,
+    refusal: Refusal,
+    device: &Device,
+    store: &Store,
+    module: &str,
+) -> Error {
+    let (limit, others, budget) = match refusal {
+        Refusal::Failed(e) => return e,
+        Refusal::Limit { limit, others, budget } => (limit, others, budget),
+    };
+    let what = match (stage.name.as_str(), module) {
+        ("", "") => "the program".to_owned(),
+        ("", module) => module.to_owned(),
+        (name, _) => format!("segment {name}"),
+    };
+    let there_is = if budget { "budget" } else { "free" };
+    let mut message = format!("{what} needs {} on {device}, {there_is} {}", shown(plan.need(stage)), shown(limit));
+    if others > 0 {
+        message += &format!(", of which others use {}", shown(others));
+    }
+    let ids = stage.groups.iter().flat_map(|g| &g.1);
+    let largest = ids.max_by_key(|id| store.stored(**id)).and_then(|id| Some((store.weight(*id)?, *id)));
+    let advice = match (store.manager().options().segmented, budget) {
+        (false, _) => "let it run in segments",
+        (true, true) => "raise --max-vram",
+        (true, false) => "free memory of the device",
+    };
+    Error::device(message).hint(match largest {
+        Some((w, id)) => format!("{advice}; largest weight {} {}", w.name(), shown(store.stored(id))),
+        None => advice.to_owned(),
+    })
+}
+
+/// Results in order: those computed, and leaves that are results.
+fn finished(
+    outputs: Vec<Option<Tensor>>,
+    program: &Program,
+    given: &HashMap<Var, &Tensor>,
+    store: &Store,
+) -> Result<Vec<Tensor>> {
+    let finish = |(slot, &v): (Option<Tensor>, &Var)| match slot {
+        Some(t) => Ok(t),
+        None => leaf_value(program, v, given, store),
+    };
+    outputs.into_iter().zip(program.outputs()).map(finish).collect()
+}
+
+/// Copies elements to `offset` of memory of this machine.
+fn write(to: &Buffer, offset: usize, data: &Data) -> Result<()> {
+    match data {
+        Data::F32(v) => to.write(offset, v),
+        Data::I32(v) => to.write(offset, v),
+    }
+}
+
+/// The tensor given for each input of `program`, checked.
+fn bind<'a>(program: &Program, plan: &Plan, inputs: &[(&str, &'a Tensor)]) -> Result<HashMap<Var, &'a Tensor>> {
+    let mut out = HashMap::new();
+    for (v, node) in program.iter() {
+        let tensor = match &node.op {
+            Op::Input(name) => {
+                let found = inputs.iter().find(|(n, _)| *n == &**name);
+                let (_, t) = found.ok_or_else(|| Error::shape(format!("input {name} is not given")))?;
+                if t.shape() != node.shape || t.dtype() != node.dtype {
+                    return Err(Error::shape(format!(
+                        "input {name} should be {} {}, got {} {}",
+                        node.shape,
+                        node.dtype,
+                        t.shape(),
+                        t.dtype()
+                    )));
+                }
+                out.insert(v, *t);
+                *t
+            }
+            Op::Constant(t) => t,
+            _ => continue,
+        };
+        if let (Some((rows, table)), Data::I32(ids)) = (plan.id_limits.get(&v), tensor.data()) {
+            let outside = |id: &&i32| usize::try_from(**id).map_or(true, |id| id >= *rows);
+            if let Some(id) = ids.iter().find(outside) {
+                return Err(Error::shape(format!("id {id} is outside {table}")));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// The value of an output that is not computed.
+fn leaf_value(program: &Program, v: Var, given: &HashMap<Var, &Tensor>, store: &Store) -> Result<Tensor> {
+    match &program.node(v).op {
+        Op::Input(_) => given.get(&v).map(|t| (*t).clone()).ok_or_else(|| Error::internal("an input is not bound")),
+        Op::Constant(t) => Ok((**t).clone()),
+        Op::Weight(w) => store.value(w),
+        _ => Err(Error::internal(format!("{} was not computed", program.describe(v)))),
+    }
+}

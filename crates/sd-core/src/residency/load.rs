@@ -1,0 +1,204 @@
+//! Bringing weights to a device: reading, converting, copying. Loads are values, so that any thread can do them.
+
+use std::sync::Arc;
+
+use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
+use super::{Space, WeightId};
+use crate::cancel::CancelToken;
+use crate::convert::{from_f32, to_f32};
+use crate::device::{Device, DeviceKind};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ffi::{Buffer, Context, Id};
+use crate::lower::ne;
+use crate::scope::Weight;
+use crate::tensor::{Bytes, WeightSource};
+
+/// A weight that is to be loaded.
+pub(crate) struct Item {
+    pub(crate) id: WeightId,
+    pub(crate) weight: Weight,
+    /// The type it gets in memory.
+    pub(crate) dtype: DType,
+    /// Its bytes in that type, if main memory has them.
+    pub(crate) ready: Option<Bytes>,
+}
+
+/// Weights to be loaded together.
+pub(crate) struct Load {
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) source: Arc<dyn WeightSource>,
+    pub(crate) device: Arc<Device>,
+    pub(crate) who: Asker,
+    /// The run of nodes that first reads them.
+    pub(crate) unit: usize,
+    pub(crate) items: Vec<Item>,
+    /// Whether their bytes are wanted for main memory.
+    pub(crate) keeps: bool,
+    pub(crate) cancel: CancelToken,
+}
+
+/// Weights that were loaded.
+pub(crate) struct Loaded {
+    pub(crate) chunk: u64,
+    pub(crate) pins: Pins,
+    /// Them, as they lie in the chunk.
+    pub(crate) ids: Vec<WeightId>,
+    /// What main memory is to keep.
+    pub(crate) kept: Vec<(WeightId, Bytes)>,
+}
+
+/// Why weights were not loaded.
+pub(crate) enum NotLoaded {
+    Refused(Refusal),
+    Failed(Error),
+}
+
+impl From<Error> for NotLoaded {
+    fn from(e: Error) -> NotLoaded {
+        NotLoaded::Failed(e)
+    }
+}
+
+/// A buffer that is to be made: numbers of items, their tensors, and where they begin.
+struct Planned {
+    size: usize,
+    items: Vec<(usize, Id, usize)>,
+}
+
+/// Memory that was reserved and not used yet.
+struct Reserved<'a> {
+    load: &'a Load,
+    bytes: usize,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.load.manager.cancel(self.bytes, self.load.who.pool);
+        }
+    }
+}
+
+impl Load {
+    /// Loads the weights, in their order. Stops between two of them when cancelled.
+    pub(crate) fn run(&self) -> Result<Loaded, NotLoaded> {
+        let mut places: Vec<Option<(Space, usize)>> = self.items.iter().map(|_| None).collect();
+        let mut kept = Vec::new();
+        // What is owned by nobody but the chunk counts, wherever it is.
+        let mut lent = 0;
+        if self.device.kind() == DeviceKind::Cpu {
+            for (item, place) in self.items.iter().zip(&mut places) {
+                self.cancel.check()?;
+                if item.dtype == item.weight.dtype() {
+                    let bytes = fetch(&*self.source, &item.weight)?;
+                    if in_place(item.dtype, &bytes) {
+                        lent += if bytes.is_shared() { 0 } else { bytes.len() };
+                        let buffer = Buffer::lend(bytes)?;
+                        buffer.mark_weights();
+                        *place = Some((Space::Ggml(Arc::new(buffer)), 0));
+                    }
+                }
+            }
+        }
+        let left: Vec<usize> = (0..places.len()).filter(|&i| places.get(i).is_some_and(Option::is_none)).collect();
+        let bytes = lent + self.upload(&left, &mut places, &mut kept, lent)?;
+        let places = places.into_iter().flatten().collect::<Vec<_>>();
+        if places.len() != self.items.len() {
+            return Err(Error::internal("a weight was not loaded").into());
+        }
+        let (chunk, pins) = self.manager.add(Chunk { places, bytes }, self.who, self.unit);
+        Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept })
+    }
+
+    /// Uploads the items with these numbers into as few buffers as the device's limit on their size allows; the bytes
+    /// they take. They are read one after the other, as sources that compute them give each memory of its own. `more`
+    /// bytes are reserved too.
+    fn upload(
+        &self,
+        numbers: &[usize],
+        places: &mut [Option<(Space, usize)>],
+        kept: &mut Vec<(WeightId, Bytes)>,
+        more: usize,
+    ) -> Result<usize, NotLoaded> {
+        let dev = self.device.ggml()?;
+        let (align, limit) = (dev.alignment(), dev.max_buffer());
+        let mut ctx = Context::new();
+        let mut buffers: Vec<Planned> = Vec::new();
+        for &i in numbers {
+            let Some(item) = self.items.get(i) else { continue };
+            let id = ctx.leaf(item.dtype, ne(&item.weight.shape()))?;
+            let size = ctx.alloc_size(id, dev)?.next_multiple_of(align);
+            match buffers.last_mut().filter(|b| b.size + size <= limit) {
+                Some(b) => {
+                    b.items.push((i, id, b.size));
+                    b.size += size;
+                }
+                None => buffers.push(Planned { size, items: vec![(i, id, 0)] }),
+            }
+        }
+        let total = buffers.iter().map(|b| b.size).sum::<usize>();
+        if total + more > 0 {
+            self.manager.reserve(total + more, self.who).map_err(NotLoaded::Refused)?;
+        }
+        let mut reserved = Reserved { load: self, bytes: total + more };
+        for Planned { size, items } in buffers {
+            let space = self.manager.allocate(size, self.who)?;
+            let buffer = space.ggml()?;
+            buffer.mark_weights();
+            for (i, id, offset) in items {
+                self.cancel.check()?;
+                let (Some(item), Some(place)) = (self.items.get(i), places.get_mut(i)) else { continue };
+                ctx.place(id, buffer, offset, dev)?;
+                let bytes = self.read(item)?;
+                ctx.write(id, buffer, &bytes)?;
+                if self.keeps && item.ready.is_none() {
+                    kept.push((item.id, bytes));
+                }
+                *place = Some((space.clone(), offset));
+            }
+        }
+        // The device may have been lost meanwhile.
+        dev.check()?;
+        reserved.bytes = 0;
+        Ok(total)
+    }
+
+    /// A weight in the type it gets in memory.
+    fn read(&self, item: &Item) -> Result<Bytes> {
+        if let Some(bytes) = &item.ready {
+            return Ok(bytes.clone());
+        }
+        let stored = fetch(&*self.source, &item.weight)?;
+        if item.weight.dtype() == item.dtype {
+            return Ok(stored);
+        }
+        let shape = item.weight.shape();
+        let made = to_f32(item.weight.dtype(), &stored, shape.elements())
+            .and_then(|values| from_f32(item.dtype, &values, shape.last()));
+        made.map(Bytes::from).map_err(|e| e.context(item.weight.origin().name.clone()))
+    }
+}
+
+/// The stored bytes of a weight.
+pub(super) fn fetch(source: &dyn WeightSource, weight: &Weight) -> Result<Bytes> {
+    let bytes = source.bytes(weight.name())?;
+    let shape = weight.shape();
+    // Blocks may span rows, as where a converter quantised a kernel as if it were flat.
+    let want = weight.dtype().bytes(shape.elements(), shape.elements());
+    if want != Some(bytes.len()) {
+        let o = weight.origin();
+        return Err(Error::bad_file(
+            &o.file,
+            format!("{} has {} bytes, {shape} {} takes {want:?}", o.name, bytes.len(), weight.dtype()),
+        ));
+    }
+    Ok(bytes)
+}
+
+/// Whether bytes can be computed with where they are.
+fn in_place(dtype: DType, bytes: &Bytes) -> bool {
+    // Scales of blocks are 16 or 32 bits wide; an element is as wide as its block.
+    let align = if dtype.is_quantised() { 4 } else { dtype.block_bytes() };
+    !bytes.is_empty() && (bytes.as_ptr() as usize).is_multiple_of(align)
+}
