@@ -424,4 +424,6 @@ pub struct Info {
     pub references: bool,
     /// How many blocks [`crate::Evaluation::skip`] can leave out, numbered in running order.
     pub blocks: usize,
+    /// Whether it takes ControlNets.
+    pub control: bool,
 }

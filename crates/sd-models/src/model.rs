@@ -110,6 +110,7 @@ impl Model {
             joined: facts.joined,
             references: facts.references,
             blocks: facts.blocks,
+            control: facts.control.is_some(),
         };
         let used =
             |p: &Part| [Part::Diffusion, Part::Autoencoder].contains(p) || encoders.iter().any(|e| e.part() == *p);
@@ -191,8 +192,13 @@ impl Model {
         Ok(weights.into_values().collect())
     }
 
+    /// What the network is.
+    pub(crate) fn network(&self) -> Facts {
+        self.network.facts()
+    }
+
     /// The evaluation that asks least of the network.
-    fn smallest(&self) -> Evaluation {
+    pub(crate) fn smallest(&self) -> Evaluation {
         let side = self.network.facts().multiple;
         Evaluation { batch: 1, size: [side; 2], tokens: self.info.tokens, ..Evaluation::default() }
     }
@@ -233,8 +239,9 @@ impl Model {
     }
 
     /// The prediction `[b, c, h, w]` for `x [b, c, h, w]`, `timesteps [b]`, `context [b, t, k]`, and as the network reads
-    /// them `vector [b, v]`, `guidance [b]`, `joined [b, k, h, w]`, `reference.0`, … `[b, c, h_i, w_i]`, and the
-    /// [`Model::tables`]. `h` and `w` are those of the latent.
+    /// them `vector [b, v]`, `guidance [b]`, `joined [b, k, h, w]`, `reference.0`, … `[b, c, h_i, w_i]`, the
+    /// [`Model::tables`], and the residuals of a [ControlNet](crate::adapter::controlnet) or the sum of several. `h` and `w`
+    /// are those of the latent.
     ///
     /// # Errors
     /// The network cannot halve `h` or `w` as often as it does, it takes no references, a block cannot be skipped, or a
@@ -246,6 +253,9 @@ impl Model {
         }
         if facts.blocks == 0 && !e.skip.is_empty() {
             return Err(Error::request(format!("no blocks of {name} can be skipped")));
+        }
+        if facts.control.is_none() && e.control {
+            return Err(Error::request(format!("{name} takes no ControlNets")));
         }
         let g = Graph::new();
         let given = Given::declare(&g, &facts, e)?;

@@ -10,6 +10,7 @@
 //! ```
 
 mod build;
+pub mod controlnet;
 pub mod embedding;
 mod keys;
 mod modules;

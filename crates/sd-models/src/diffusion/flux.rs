@@ -126,6 +126,7 @@ impl Network for Config {
             references: joined == Joined::None,
             blocks: self.blocks.iter().sum(),
             multiple: PATCH,
+            control: None,
         }
     }
 

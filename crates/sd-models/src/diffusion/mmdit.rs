@@ -90,6 +90,7 @@ impl Network for Config {
             references: false,
             blocks: self.blocks,
             multiple: PATCH,
+            control: None,
         }
     }
 

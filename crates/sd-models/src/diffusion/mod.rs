@@ -33,6 +33,8 @@ pub struct Evaluation {
     pub skip: Vec<usize>,
     /// Whether the picture repeats down and across.
     pub circular: [bool; 2],
+    /// Whether `control.0`, …, the [residuals of ControlNets](crate::adapter::controlnet), are inputs.
+    pub control: bool,
 }
 
 /// What a network is, read off its weights.
@@ -54,6 +56,8 @@ pub(crate) struct Facts {
     pub(crate) blocks: usize,
     /// Sides of a latent are multiples of this.
     pub(crate) multiple: usize,
+    /// How a ControlNet splits its channels into heads, if the network takes the residuals of one.
+    pub(crate) control: Option<unet::Heads>,
 }
 
 /// The inputs of an evaluation in its graph.

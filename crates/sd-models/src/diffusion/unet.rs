@@ -4,7 +4,7 @@
 //!
 //! Which modules a block has is read off their weights, so pruned networks need no description of their own.
 
-use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var};
+use sd_core::{AttentionOptions, Conv2dOptions, DType, Error, Graph, Result, Scope, Var};
 
 use super::{Evaluation, Facts, Given, Network, conv};
 use crate::family::Joined;
@@ -112,13 +112,14 @@ impl Network for Config {
             references: false,
             blocks: 0,
             multiple: self.multiple(),
+            control: Some(self.heads),
         }
     }
 
     fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
         let x = g.concat(&[given.x].into_iter().chain(given.joined).collect::<Vec<_>>(), 1)?;
         let &Given { timesteps, context, vector, .. } = given;
-        build(g, w, self, Inputs { x, timesteps, context, vector, circular: e.circular })
+        build(g, w, self, Inputs { x, timesteps, context, vector, circular: e.circular, control: e.control })
     }
 }
 
@@ -135,6 +136,8 @@ pub struct Inputs {
     pub vector: Option<Var>,
     /// Whether the picture repeats down and across.
     pub circular: [bool; 2],
+    /// Whether what ControlNets add is an input, `control.0`, … for the input blocks and the last for the middle.
+    pub control: bool,
 }
 
 /// The prediction `[b, out, h, w]`.
@@ -142,37 +145,40 @@ pub struct Inputs {
 /// # Errors
 /// `h` or `w` cannot be halved as often as the network does it, or weights do not fit.
 pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> {
-    let Inputs { mut x, timesteps, context, vector, circular } = inputs;
+    let Inputs { mut x, timesteps, context, vector, circular, control } = inputs;
     let [_, _, height, width] = g.dims(x)?;
     let step = cfg.multiple();
     if step == 0 || !height.is_multiple_of(step) || !width.is_multiple_of(step) {
         return Err(Error::shape(format!("latent {height}x{width}: both must be multiples of {step}")));
     }
-    let mut time = embed_time(g, &w.sub("time_embed"), cfg, timesteps)?; // [b, e]
-    if let Some(vector) = vector {
-        time = g.add(time, embed_vector(g, &w.sub("label_emb"), vector)?)?;
-    }
-    let cond = Cond { time: g.silu(time)?, context, circular };
+    let time = embed(g, w, cfg.channels, timesteps, vector)?; // [b, e]
+    let cond = Cond { time, context, heads: cfg.heads, circular };
     g.keep(&[cond.time]);
+    let controlled = |i: usize, x: Var| match control {
+        true => g.add(x, g.input(&format!("control.{i}"), g.shape(x).dims(), DType::F32)?),
+        false => Ok(x),
+    };
 
     let mut skips = Vec::new();
     for i in 0..cfg.blocks[0] {
         let w = w.at("input_blocks", i);
-        x = block(g, &w, cfg, x, &cond)?;
+        x = block(g, &w, x, &cond)?;
         skips.push(x);
         g.cut(&w, &live(x, &skips));
     }
     if w.contains("middle_block") {
         let w = w.sub("middle_block");
-        x = block(g, &w, cfg, x, &cond)?;
+        x = block(g, &w, x, &cond)?;
         g.cut(&w, &live(x, &skips));
     }
+    x = controlled(cfg.blocks[0], x)?;
     for i in 0..cfg.blocks[1] {
         let w = w.at("output_blocks", i);
         let skip = skips.pop().ok_or_else(|| {
             Error::shape(format!("{} has no input block to join: {} input blocks", w.path(), cfg.blocks[0]))
         })?;
-        x = block(g, &w, cfg, g.concat(&[x, skip], 1)?, &cond)?;
+        let skip = controlled(skips.len(), skip)?;
+        x = block(g, &w, g.concat(&[x, skip], 1)?, &cond)?;
         g.cut(&w, &live(x, &skips));
     }
     let w = w.sub("out");
@@ -182,20 +188,31 @@ pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: Inputs) -> Result<Var> 
 }
 
 /// Values every block reads. They stay live across all cuts.
-struct Cond {
-    /// The embedded time after its SiLU, `[b, e]`.
-    time: Var,
+pub(crate) struct Cond {
+    /// What [`embed`] gives, `[b, e]`.
+    pub(crate) time: Var,
     /// `[b, t, k]`.
-    context: Var,
-    circular: [bool; 2],
+    pub(crate) context: Var,
+    pub(crate) heads: Heads,
+    pub(crate) circular: [bool; 2],
 }
 
 fn live(x: Var, skips: &[Var]) -> Vec<Var> {
     skips.iter().copied().chain([x]).collect()
 }
 
-fn embed_time(g: &Graph, w: &Scope, cfg: &Config, timesteps: Var) -> Result<Var> {
-    let t = g.timestep_embedding(timesteps, cfg.channels, MAX_PERIOD)?; // [b, c]
+/// The time and, where there is one, the vector, after the SiLU that every block begins with: `[b, e]`. `channels` is
+/// the width of the sinusoid.
+pub(crate) fn embed(g: &Graph, w: &Scope, channels: usize, timesteps: Var, vector: Option<Var>) -> Result<Var> {
+    let mut time = embed_time(g, &w.sub("time_embed"), channels, timesteps)?;
+    if let Some(vector) = vector {
+        time = g.add(time, embed_vector(g, &w.sub("label_emb"), vector)?)?;
+    }
+    g.silu(time)
+}
+
+fn embed_time(g: &Graph, w: &Scope, channels: usize, timesteps: Var) -> Result<Var> {
+    let t = g.timestep_embedding(timesteps, channels, MAX_PERIOD)?; // [b, c]
     let t = g.silu(g.linear(&w.linear("0")?, t)?)?;
     let t = g.linear(&w.linear("2")?, t)?; // [b, e]
     g.label(t, w.path());
@@ -211,13 +228,13 @@ fn embed_vector(g: &Graph, w: &Scope, vector: Var) -> Result<Var> {
 }
 
 /// The modules of a block in order, each known by its weights.
-fn block(g: &Graph, w: &Scope, cfg: &Config, mut x: Var, cond: &Cond) -> Result<Var> {
+pub(crate) fn block(g: &Graph, w: &Scope, mut x: Var, cond: &Cond) -> Result<Var> {
     for i in 0..w.count("")? {
         let w = w.sub(&i.to_string());
         x = if w.contains("in_layers") {
             resnet(g, &w, x, cond.time, cond.circular)?
         } else if w.contains("transformer_blocks") {
-            transformer(g, &w, cfg.heads, x, cond.context)?
+            transformer(g, &w, cond.heads, x, cond.context)?
         } else if w.contains("op") {
             conv(g, &w.conv2d("op")?, x, 2, cond.circular)?
         } else if w.contains("conv") {
@@ -334,19 +351,9 @@ mod tests {
 
     #[test]
     fn resampling_agrees_with_diffusers() {
-        let cfg = Config {
-            in_channels: 4,
-            out_channels: 4,
-            channels: 32,
-            context: 64,
-            vector: None,
-            blocks: [1, 1],
-            halvings: 1,
-            heads: HEADS,
-        };
         let build = |g: &Graph, w: &Scope, inputs: &[Var]| {
-            let cond = Cond { time: inputs[0], context: inputs[0], circular: [false; 2] };
-            block(g, &w.sub("x"), &cfg, inputs[0], &cond)
+            let cond = Cond { time: inputs[0], context: inputs[0], heads: HEADS, circular: [false; 2] };
+            block(g, &w.sub("x"), inputs[0], &cond)
         };
         check_block("upsample", "x.0", build);
         let down = Fixture::open("unet_block_downsample").weights(|n| format!("x.0.{}", n.replace("conv", "op")));
@@ -369,13 +376,13 @@ mod tests {
             let cfg = Config::detect(w, heads)?;
             // Inputs come in the order of their names.
             let inputs = match *inputs {
-                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None, circular },
+                [context, x, timesteps] => Inputs { x, timesteps, context, vector: None, circular, control: false },
                 [context, pooled, x, numbers, timesteps] => {
                     let [b, n] = g.dims(numbers)?;
                     let numbers = g.timestep_embedding(g.reshape(numbers, &[b * n])?, SINUSOID, MAX_PERIOD)?;
                     let vector = g.concat(&[pooled, g.reshape(numbers, &[b, n * SINUSOID])?], 1)?;
                     assert_eq!(cfg.vector, Some(g.shape(vector).last()));
-                    Inputs { x, timesteps, context, vector: Some(vector), circular }
+                    Inputs { x, timesteps, context, vector: Some(vector), circular, control: false }
                 }
                 _ => panic!("{inputs:?}"),
             };
@@ -443,9 +450,9 @@ mod tests {
         };
         assert_eq!(cfg, want);
         let g = Graph::new();
-        let input = |name, dims: &[usize]| g.input(name, dims, sd_core::DType::F32).unwrap();
+        let input = |name, dims: &[usize]| g.input(name, dims, DType::F32).unwrap();
         let (t, c) = (input("t", &[1]), input("c", &[1, 77, 64]));
-        let inputs = |x| Inputs { x, timesteps: t, context: c, vector: None, circular: [false; 2] };
+        let inputs = |x| Inputs { x, timesteps: t, context: c, vector: None, circular: [false; 2], control: false };
         let e = build(&g, w, &cfg, inputs(input("x", &[1, 4, 12, 16]))).unwrap_err().to_string();
         assert_eq!(e, "latent 12x16: both must be multiples of 8");
         build(&g, w, &cfg, inputs(input("y", &[1, 4, 8, 16]))).unwrap();

@@ -123,6 +123,6 @@ fn row(file: impl Into<String>, here: impl Into<String>, inside: Pairs) -> Row {
 }
 
 /// The numbers directly below `prefix`.
-fn children(names: &[&str], prefix: &str) -> BTreeSet<usize> {
+pub(super) fn children(names: &[&str], prefix: &str) -> BTreeSet<usize> {
     names.iter().filter_map(|n| n.strip_prefix(prefix)?.split('.').next()?.parse().ok()).collect()
 }

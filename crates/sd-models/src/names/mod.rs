@@ -1,6 +1,7 @@
 //! How files spell the names of tensors. Networks here use the original spelling (CompVis, OpenAI); every other
 //! convention is a table.
 
+pub(crate) mod controlnet;
 mod diffusers;
 mod flux;
 mod ignored;

@@ -32,8 +32,13 @@ const TOLERANCES: &[Tolerance] = &[
 
 /// Fixtures of deep networks, where rounding adds up over stacks of transformer layers, and how many times further they
 /// may be from the reference with q8_0 weights or factors in bf16.
-const DEEP: &[(&str, f64)] =
-    &[("unet_sdxl_refiner", 4.0), ("unet_sdxl", 3.0), ("unet_ssd1b", 2.0), ("unet_vega", 2.0)];
+const DEEP: &[(&str, f64)] = &[
+    ("unet_sdxl_refiner", 4.0),
+    ("unet_sdxl", 3.0),
+    ("unet_ssd1b", 2.0),
+    ("unet_vega", 2.0),
+    ("controlnet_sdxl", 1.5),
+];
 
 /// As for [`DEEP`], otherwise.
 const DEEP_EXACT: f64 = 2.0;
