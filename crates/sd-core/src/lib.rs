@@ -17,6 +17,7 @@ pub mod residency;
 pub mod scope;
 pub mod shape;
 pub mod tensor;
+pub mod trace;
 
 pub use cancel::CancelToken;
 pub use device::Device;
@@ -30,3 +31,4 @@ pub use residency::{Home, Manager, ManagerOptions};
 pub use scope::Scope;
 pub use shape::Shape;
 pub use tensor::{Bytes, Data, Origin, Tensor, TensorMeta, WeightSource};
+pub use trace::Trace;

@@ -1,6 +1,7 @@
 //! Lowered programs, kept for the next run of the same program.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use super::{Precision, RunnerOptions};
 use crate::dtype::DType;
@@ -17,7 +18,7 @@ use crate::scope::Role;
 pub(super) struct Stage {
     pub(super) segment: Segment,
     /// What messages call it.
-    pub(super) name: String,
+    pub(super) name: Arc<str>,
     pub(super) form: Form,
     /// The weights it reads, in the order of the form's.
     pub(super) weights: Vec<WeightId>,
@@ -170,7 +171,7 @@ impl Plan {
         let lowered = new.len();
         let first_unit = first_units(program);
         for segment in new {
-            let name = name(program, &segment);
+            let name: Arc<str> = name(program, &segment).into();
             let form = match hosts.next() {
                 Some(host) => Form::Host(host),
                 None => Form::Ggml(Box::new(

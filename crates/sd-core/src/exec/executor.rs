@@ -11,7 +11,7 @@ use crate::ffi::{Backend, Dev};
 use crate::graph::Program;
 use crate::kernels::{CpuKernels, Pool};
 use crate::passes::adapters::Adapted;
-use crate::residency::{Home, Manager, ManagerOptions, Store};
+use crate::residency::{Home, Loader, Manager, ManagerOptions, Store};
 use crate::tensor::{Tensor, WeightSource};
 
 /// How many lowered programs are kept.
@@ -30,6 +30,8 @@ pub struct Runner {
     pub(super) plans: Vec<Plan>,
     /// The plan whose constants are in the buffer of crossing values, and that buffer.
     pub(super) constants_of: Option<(usize, u64)>,
+    /// What loads weights ahead, started when that is first wanted.
+    pub(super) loader: Option<Loader>,
     /// Plans made so far.
     pub(super) made: usize,
     pub(super) lowered: usize,
@@ -61,6 +63,7 @@ impl Runner {
             options,
             plans: Vec::new(),
             constants_of: None,
+            loader: None,
             made: 0,
             lowered: 0,
             kernels: CpuKernels::Auto,

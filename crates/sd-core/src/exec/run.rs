@@ -12,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::ffi::{Backend, Buffer, Dev};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{Memory, Pool, run};
-use crate::residency::{Manager, NotLoaded, Refusal, RoomKind, Space, Store, shown};
+use crate::residency::{Loader, Manager, NotLoaded, Pending, Pins, Refusal, RoomKind, Space, Store, Want, shown};
 use crate::tensor::{Data, Tensor};
+use crate::trace::EventKind;
 
 /// Buffers of a runner that others may take once this is gone.
 struct Busy {
@@ -24,6 +25,99 @@ struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.manager.rest(self.module, None);
+    }
+}
+
+/// What a stage wants of the weights.
+fn want<'a>(stage: &'a Stage, workspace: usize, cancel: &'a CancelToken) -> Want<'a> {
+    Want { lane: 0, groups: &stage.groups, workspace, segment: &stage.name, cancel }
+}
+
+/// Weights for stages to come. It is best effort: what it does not bring is loaded when its stage is reached.
+struct Ahead {
+    wanted: bool,
+    /// The stage whose weights are being loaded.
+    pending: Option<(usize, Pending)>,
+    /// What keeps the weights of later stages that are there.
+    kept: Vec<(usize, Vec<Pins>)>,
+    /// The first stage that was not looked at.
+    next: usize,
+}
+
+impl Ahead {
+    fn new(wanted: bool) -> Ahead {
+        Ahead { wanted, pending: None, kept: Vec::new(), next: 0 }
+    }
+
+    /// Waits for weights of stage `i` that are being loaded.
+    fn reach(&mut self, i: usize, store: &mut Store) {
+        if let Some((stage, pending)) = self.pending.take_if(|p| p.0 <= i) {
+            self.take(stage, pending, store);
+        }
+    }
+
+    fn take(&mut self, stage: usize, pending: Pending, store: &mut Store) {
+        let (loaded, failed) = pending.wait();
+        self.kept.push((stage, loaded.into_iter().map(|l| store.accept(0, l)).collect()));
+        match failed {
+            None | Some(NotLoaded::Refused(Refusal::Limit { .. })) => {}
+            // The stage meets the same error, or does without.
+            Some(NotLoaded::Refused(Refusal::Failed(e)) | NotLoaded::Failed(e)) => {
+                tracing::debug!("weights are not loaded ahead any more: {e}");
+                self.wanted = false;
+            }
+        }
+    }
+
+    /// Lets go what was kept for stage `i`, whose own pins keep it now.
+    fn ran(&mut self, i: usize) {
+        self.kept.retain(|k| k.0 > i);
+    }
+
+    /// Keeps nothing any more, so that all memory is there for the stage that runs; whether that is a change.
+    fn give_up(&mut self, store: &mut Store) -> bool {
+        let was = self.pending.is_some() || !self.kept.is_empty();
+        if let Some((stage, pending)) = self.pending.take() {
+            self.take(stage, pending, store);
+        }
+        self.kept.clear();
+        self.wanted = false;
+        was
+    }
+
+    /// While stage `i` computes, begins to load the weights of the next stage that lacks some. Those of the stages
+    /// between them stay.
+    fn queue(
+        &mut self,
+        i: usize,
+        stages: &[Stage],
+        workspace: usize,
+        store: &Store,
+        loader: &mut Option<Loader>,
+        cancel: &CancelToken,
+    ) {
+        if !self.wanted || self.pending.is_some() {
+            return;
+        }
+        self.next = self.next.max(i + 1);
+        while let Some(stage) = stages.get(self.next) {
+            let Ok((pins, loads)) = store.loads(want(stage, workspace, cancel), EventKind::Prefetch) else {
+                return;
+            };
+            let at = self.next;
+            self.next += 1;
+            self.kept.push((at, vec![pins]));
+            if loads.is_empty() {
+                continue;
+            }
+            if loader.is_none() {
+                *loader = Loader::start().inspect_err(|e| tracing::debug!("{e}")).ok();
+            }
+            let begun = loader.as_ref().and_then(|l| l.begin(loads.into_iter().map(|l| l.0).collect()));
+            self.pending = begun.map(|p| (at, p));
+            self.wanted = self.pending.is_some();
+            return;
+        }
     }
 }
 
@@ -51,10 +145,11 @@ impl Runner {
         inputs: &[(&str, &Tensor)],
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
-        let Runner { dev, device, backend, pool, store, options, plans, constants_of, .. } = self;
+        let Runner { dev, device, backend, pool, store, options, plans, constants_of, loader, .. } = self;
         let Some(plan) = plans.get_mut(at) else { return Err(Error::internal("no such plan")) };
         let given = bind(program, plan, inputs)?;
         let (manager, module) = (store.manager().clone(), store.module());
+        manager.begin(module);
         let busy = Busy { manager: manager.clone(), module };
         let refuse = |plan: &Plan, stage: &Stage, r: Refusal, store: &Store, doing: &str| match r {
             Refusal::Failed(e) => phase(e, &stage.name, doing),
@@ -65,50 +160,60 @@ impl Runner {
             return finished(outputs, program, &given, store);
         };
         let asker = store.asker(0, first.form.workspace());
+        // What the first stage reads stays while others make room.
+        let pins = store.loads(want(first, 0, cancel), EventKind::Load)?.0;
+        manager.trim(asker);
         let carried = manager
             .room(RoomKind::Carried, plan.carried_size, 0, asker)
             .map_err(|r| refuse(plan, first, r, store, "allocating values between segments"))?;
+        drop(pins);
         let constants = *constants_of != Some((plan.id, carried.serial()));
         *constants_of = None;
         let places = std::mem::take(&mut plan.carried);
-        let mut run = Run {
-            program,
-            dev: *dev,
-            places,
-            carried: carried.clone(),
-            given,
-            uploaded: HashSet::new(),
-            constants,
-            cancel,
-        };
-        let mut all = || -> Result<()> {
+        let uploaded = HashSet::new();
+        let mut run =
+            Run { program, dev: *dev, places, carried: carried.clone(), given, uploaded, constants, cancel };
+        let mut ahead = Ahead::new(manager.options().prefetch && plan.stages.len() > 1);
+        let mut all = |ahead: &mut Ahead, store: &mut Store| -> Result<()> {
             for i in 0..plan.stages.len() {
                 cancel.check()?;
+                ahead.reach(i, store);
                 let Some(stage) = plan.stages.get(i) else { continue };
-                let workspace = stage.form.workspace();
-                let held = store.ensure(0, &stage.weights, &stage.groups, workspace, cancel);
+                let want = want(stage, stage.form.workspace(), cancel);
+                let mut held = store.ensure(want, &stage.weights);
+                if matches!(held, Err(NotLoaded::Refused(Refusal::Limit { .. }))) && ahead.give_up(store) {
+                    held = store.ensure(want, &stage.weights);
+                }
                 let held = held.map_err(|e| match e {
                     NotLoaded::Failed(e) => phase(e, &stage.name, "loading weights"),
                     NotLoaded::Refused(r) => refuse(plan, stage, r, store, "loading weights"),
                 })?;
+                ahead.ran(i);
                 cancel.check()?;
-                let asker = store.asker(0, workspace);
-                let space = manager
-                    .room(RoomKind::Workspace, workspace, plan.workspace, asker)
-                    .map_err(|r| refuse(plan, stage, r, store, "allocating workspace"))?;
+                let asker = store.asker(0, want.workspace);
+                let room = || manager.room(RoomKind::Workspace, want.workspace, plan.workspace, asker);
+                let mut space = room();
+                if matches!(space, Err(Refusal::Limit { .. })) && ahead.give_up(store) {
+                    space = room();
+                }
+                let space = space.map_err(|r| refuse(plan, stage, r, store, "allocating workspace"))?;
+                ahead.queue(i, &plan.stages, plan.workspace, store, loader, cancel);
                 let Some(stage) = plan.stages.get_mut(i) else { continue };
+                let started = manager.now();
                 run.stage(i, stage, &space, held.places, backend, || {
                     Ok(match pool {
                         Some(pool) => pool,
                         None => pool.insert(Pool::new(threads(options.threads))?),
                     })
                 })?;
+                manager.note(started, EventKind::Compute, asker, &stage.name, asker.workspace);
                 manager.rest(module, Some(RoomKind::Workspace));
                 run.results(stage, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;
             }
             Ok(())
         };
-        let done = all();
+        let done = all(&mut ahead, store);
+        ahead.give_up(store);
         plan.carried = std::mem::take(&mut run.places);
         done?;
         *constants_of = Some((plan.id, carried.serial()));
@@ -121,7 +226,7 @@ impl Runner {
         let Some(plan) = self.plans.get(at) else { return Err(Error::internal("no such plan")) };
         for stage in &plan.stages {
             cancel.check()?;
-            match self.store.fill(0, &stage.groups, cancel) {
+            match self.store.fill(want(stage, 0, cancel)) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => return Err(phase(e, &stage.name, "loading weights")),
@@ -255,7 +360,7 @@ pub(super) fn refused(
         Refusal::Failed(e) => return e,
         Refusal::Limit { limit, others, budget } => (limit, others, budget),
     };
-    let what = match (stage.name.as_str(), module) {
+    let what = match (&*stage.name, module) {
         ("", "") => "the program".to_owned(),
         ("", module) => module.to_owned(),
         (name, _) => format!("segment {name}"),

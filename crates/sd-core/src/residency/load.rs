@@ -13,6 +13,7 @@ use crate::ffi::{Buffer, Context, Id};
 use crate::lower::ne;
 use crate::scope::Weight;
 use crate::tensor::{Bytes, WeightSource};
+use crate::trace::EventKind;
 
 /// A weight that is to be loaded.
 pub(crate) struct Item {
@@ -35,6 +36,10 @@ pub(crate) struct Load {
     pub(crate) items: Vec<Item>,
     /// Whether their bytes are wanted for main memory.
     pub(crate) keeps: bool,
+    /// Load, or prefetch.
+    pub(crate) kind: EventKind,
+    /// The segment that wants them.
+    pub(crate) segment: Arc<str>,
     pub(crate) cancel: CancelToken,
 }
 
@@ -83,6 +88,7 @@ impl Drop for Reserved<'_> {
 impl Load {
     /// Loads the weights, in their order. Stops between two of them when cancelled.
     pub(crate) fn run(&self) -> Result<Loaded, NotLoaded> {
+        let started = self.manager.now();
         let mut places: Vec<Option<(Space, usize)>> = self.items.iter().map(|_| None).collect();
         let mut kept = Vec::new();
         // What is owned by nobody but the chunk counts, wherever it is.
@@ -107,7 +113,9 @@ impl Load {
         if places.len() != self.items.len() {
             return Err(Error::internal("a weight was not loaded").into());
         }
-        let (chunk, pins) = self.manager.add(Chunk { places, bytes }, self.who, self.unit);
+        let chunk = Chunk { places, bytes, name: self.segment.clone() };
+        let (chunk, pins) = self.manager.add(chunk, self.who, self.unit);
+        self.manager.note(started, self.kind, self.who, &self.segment, bytes);
         Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept })
     }
 

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::report::{DeviceMemory, MemoryReport, ModuleMemory};
 use super::{Home, Space};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
+use crate::trace::{Event, EventKind, Trace};
 
 /// Choices for all runners of a [`Manager`].
 #[derive(Clone, Debug)]
@@ -17,11 +19,13 @@ pub struct ManagerOptions {
     pub prefetch: bool,
     /// Bytes of a device's free memory that are left to others. Does not apply to budgets, nor to the CPU.
     pub margin: usize,
+    /// Who records what happens.
+    pub trace: Option<Arc<Trace>>,
 }
 
 impl Default for ManagerOptions {
     fn default() -> ManagerOptions {
-        ManagerOptions { segmented: true, prefetch: true, margin: 256 << 20 }
+        ManagerOptions { segmented: true, prefetch: true, margin: 256 << 20, trace: None }
     }
 }
 
@@ -32,8 +36,13 @@ impl Default for ManagerOptions {
 /// Weights lie in chunks, one for each run of nodes between two cuts that reads weights nobody has loaded before. A
 /// chunk that a running segment reads, or that is being loaded for the next one, stays. Of the others these go first:
 /// 1. workspaces of runners that do not run, and the runner's own if it is larger than what it needs next;
-/// 2. chunks of the module that wants memory, the last of the network first;
-/// 3. chunks of other modules, the least recently used first; before them those of modules whose home is elsewhere.
+/// 2. chunks of modules that were not used since the module that wants memory began its last run but one: they take no
+///    part in the loop it is in, and would make it load more at every step; the least recently used first;
+/// 3. chunks of the module itself, the last of the network first, so that a step finds what the one before it began
+///    with;
+/// 4. chunks of other modules, the least recently used first.
+///
+/// In 2 and 4, those of modules whose home is elsewhere go before others.
 #[derive(Debug)]
 pub struct Manager {
     options: ManagerOptions,
@@ -48,6 +57,7 @@ struct State {
     rooms: BTreeMap<RoomKey, Room>,
     /// Counts up with every use and gives numbers to modules and chunks.
     clock: u64,
+    trace: Option<Arc<Trace>>,
 }
 
 /// A device with its accounts.
@@ -62,9 +72,11 @@ struct Pool {
 
 #[derive(Debug)]
 struct Module {
-    name: String,
+    name: Arc<str>,
     home: Home,
     weights: usize,
+    /// When its last run began, and the one before.
+    runs: [u64; 2],
 }
 
 /// Weights that were loaded together.
@@ -74,6 +86,8 @@ pub(crate) struct Chunk {
     pub(crate) places: Vec<(Space, usize)>,
     /// Device memory.
     pub(crate) bytes: usize,
+    /// What traces call it.
+    pub(crate) name: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -102,6 +116,15 @@ pub(crate) enum RoomKind {
     Workspace,
     /// Inputs and values that cross segments.
     Carried,
+}
+
+impl RoomKind {
+    fn name(self) -> &'static str {
+        match self {
+            RoomKind::Workspace => "workspace",
+            RoomKind::Carried => "crossing values",
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -149,7 +172,8 @@ impl Drop for Pins {
 impl Manager {
     /// A manager without budgets.
     pub fn new(options: ManagerOptions) -> Arc<Manager> {
-        Arc::new(Manager { options, state: Mutex::default() })
+        let state = State { trace: options.trace.clone(), ..State::default() };
+        Arc::new(Manager { options, state: Mutex::new(state) })
     }
 
     /// Its choices.
@@ -190,12 +214,31 @@ impl Manager {
             crossing: rooms(i, RoomKind::Carried),
         });
         let modules = state.modules.iter().map(|(&id, m)| ModuleMemory {
-            module: m.name.clone(),
+            module: m.name.to_string(),
             home: m.home.name(),
             weights: m.weights,
             resident: chunks(&|e| e.module == id),
         });
         MemoryReport { devices: devices.collect(), modules: modules.collect() }
+    }
+
+    /// Records what began at `started`, if anybody wants to know.
+    pub(crate) fn note(
+        &self,
+        started: Option<Instant>,
+        kind: EventKind,
+        who: Asker,
+        segment: &Arc<str>,
+        bytes: usize,
+    ) {
+        if let Some(started) = started {
+            self.lock().note(started, kind, (who.module, who.pool), segment, bytes);
+        }
+    }
+
+    /// The time, if anybody wants to know.
+    pub(crate) fn now(&self) -> Option<Instant> {
+        self.options.trace.as_ref().map(|_| Instant::now())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -207,7 +250,7 @@ impl Manager {
     pub(crate) fn register(&self, name: &str, home: &Home) -> u64 {
         let mut state = self.lock();
         let id = state.tick();
-        state.modules.insert(id, Module { name: name.to_owned(), home: home.clone(), weights: 0 });
+        state.modules.insert(id, Module { name: name.into(), home: home.clone(), weights: 0, runs: [id; 2] });
         id
     }
 
@@ -229,6 +272,15 @@ impl Manager {
     /// The number of a device.
     pub(crate) fn pool(&self, device: &Arc<Device>) -> usize {
         self.lock().pool(device)
+    }
+
+    /// Says that a run of `module` begins.
+    pub(crate) fn begin(&self, module: u64) {
+        let mut state = self.lock();
+        let now = state.tick();
+        if let Some(m) = state.modules.get_mut(&module) {
+            m.runs = [now, m.runs[0]];
+        }
     }
 
     /// Asks the device how much is free, and says how much `module` may have on it at most.
@@ -291,6 +343,12 @@ impl Manager {
     /// [`Manager::add`] makes of them goes.
     pub(crate) fn reserve(&self, bytes: usize, who: Asker) -> Result<(), Refusal> {
         self.lock().reserve(bytes, who)
+    }
+
+    /// Lets go what exceeds the limit, which may have sunk.
+    pub(crate) fn trim(&self, who: Asker) {
+        let mut state = self.lock();
+        while !state.fits(0, who.pool) && state.let_go(who) {}
     }
 
     /// Gives back what [`Manager::reserve`] gave.
@@ -357,9 +415,13 @@ impl Manager {
         let size = if liked > size && state.fits(liked, who.pool) { liked } else { size };
         state.reserve(size, who)?;
         drop(state);
+        let started = self.now();
         match self.allocate(size, who) {
             Ok(space) => {
                 self.lock().rooms.insert(key, Room { space: space.clone(), busy: true });
+                if started.is_some() {
+                    self.note(started, EventKind::Workspace, who, &kind.name().into(), size);
+                }
                 Ok(space)
             }
             Err(e) => {
@@ -408,6 +470,21 @@ impl Pool {
 }
 
 impl State {
+    fn note(
+        &self,
+        started: Instant,
+        kind: EventKind,
+        (module, pool): (u64, usize),
+        segment: &Arc<str>,
+        bytes: usize,
+    ) {
+        let (Some(trace), Some(p)) = (&self.trace, self.pools.get(pool)) else { return };
+        let module = self.modules.get(&module).map_or_else(|| "".into(), |m| m.name.clone());
+        let (start, duration) = Default::default();
+        let (segment, device, level) = (segment.clone(), p.device.name().into(), p.used);
+        trace.note(started, Event { kind, module, segment, device, bytes, start, duration, level });
+    }
+
     fn tick(&mut self) -> u64 {
         self.clock += 1;
         self.clock
@@ -484,9 +561,13 @@ impl State {
         let ids: Vec<u64> = self.chunks.iter().filter(|&(&id, e)| which(id, e)).map(|(&id, _)| id).collect();
         for id in ids {
             if let Some(e) = self.chunks.remove(&id) {
-                let (bytes, pool) = (e.chunk.bytes, e.pool);
+                let started = self.trace.as_ref().map(|_| Instant::now());
+                let (bytes, pool, module, name) = (e.chunk.bytes, e.pool, e.module, e.chunk.name.clone());
                 drop(e);
                 self.give_back(bytes, pool);
+                if let Some(started) = started {
+                    self.note(started, EventKind::Evict, (module, pool), &name, bytes);
+                }
             }
         }
     }

@@ -7,6 +7,7 @@
 
 mod load;
 mod manager;
+mod prefetch;
 mod report;
 mod space;
 mod store;
@@ -17,11 +18,12 @@ use crate::device::Device;
 
 pub(crate) use load::NotLoaded;
 pub use manager::{Manager, ManagerOptions};
-pub(crate) use manager::{Refusal, RoomKind};
+pub(crate) use manager::{Pins, Refusal, RoomKind};
+pub(crate) use prefetch::{Loader, Pending};
 pub(crate) use report::shown;
 pub use report::{DeviceMemory, MemoryReport, ModuleMemory};
 pub(crate) use space::Space;
-pub(crate) use store::{Store, WeightId};
+pub(crate) use store::{Store, Want, WeightId};
 
 /// Where the weights of a module are between uses.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@ use crate::ffi::Context;
 use crate::lower::ne;
 use crate::scope::Weight;
 use crate::tensor::{Bytes, Tensor, WeightSource};
+use crate::trace::EventKind;
 
 /// A weight in one type, by its number in its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +48,19 @@ struct Entry {
     /// For each lane the chunk it is in, if that still exists, and its number there.
     places: Vec<Option<(u64, usize)>>,
     ram: Option<Bytes>,
+}
+
+/// What a segment wants of the weights.
+#[derive(Clone, Copy)]
+pub(crate) struct Want<'a> {
+    pub(crate) lane: usize,
+    /// Each once, by the unit that first reads them.
+    pub(crate) groups: &'a [(usize, Vec<WeightId>)],
+    /// The module's workspace stays if it has at most so many bytes.
+    pub(crate) workspace: usize,
+    /// What traces call it.
+    pub(crate) segment: &'a Arc<str>,
+    pub(crate) cancel: &'a CancelToken,
 }
 
 /// Weights that stay on a device while this is alive.
@@ -153,26 +167,14 @@ impl Store {
         self.manager.leave(self.module, home);
     }
 
-    /// Loads weights of `groups` that are not on a lane's device as long as nothing has to go for them; whether that was
-    /// all of them.
-    pub(crate) fn fill(
-        &mut self,
-        lane: usize,
-        groups: &[(usize, Vec<WeightId>)],
-        cancel: &CancelToken,
-    ) -> Result<bool> {
-        for (unit, ids) in groups {
-            let missing = self.pin(lane, ids).1;
-            if missing.is_empty() {
-                continue;
-            }
-            let load = self.load(lane, *unit, &missing, 0, cancel)?;
-            let bytes = missing.iter().map(|&id| self.size(id, lane)).sum();
+    /// Loads what is wanted and not on the device as long as nothing has to go for it; whether that was all of it.
+    pub(crate) fn fill(&mut self, want: Want<'_>) -> Result<bool> {
+        for (load, bytes) in self.loads(want, EventKind::Load)?.1 {
             if !self.manager.has_room(bytes, load.who.pool) {
                 return Ok(false);
             }
             match load.run() {
-                Ok(loaded) => drop(self.accept(lane, loaded)),
+                Ok(loaded) => drop(self.accept(want.lane, loaded)),
                 Err(NotLoaded::Refused(Refusal::Failed(e)) | NotLoaded::Failed(e)) => return Err(e),
                 Err(NotLoaded::Refused(_)) => return Ok(false),
             }
@@ -180,41 +182,59 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes the weights of `groups`, each a unit with what it first reads, resident on a lane. They are in the order of
-    /// `wanted`. Stops between two weights if `cancel` was cancelled.
-    pub(crate) fn ensure(
-        &mut self,
-        lane: usize,
-        wanted: &[WeightId],
-        groups: &[(usize, Vec<WeightId>)],
-        workspace: usize,
-        cancel: &CancelToken,
-    ) -> Result<Held, NotLoaded> {
-        let (pins, missing) = self.pin(lane, wanted);
+    /// Makes the weights that are wanted resident. They are in the order of `order`. Stops between two weights when
+    /// cancelled.
+    pub(crate) fn ensure(&mut self, want: Want<'_>, order: &[WeightId]) -> Result<Held, NotLoaded> {
+        let (pins, loads) = self.loads(want, EventKind::Load)?;
         let mut all = vec![pins];
-        for (unit, ids) in groups {
-            let ids: Vec<WeightId> = ids.iter().copied().filter(|id| missing.contains(id)).collect();
-            if !ids.is_empty() {
-                let loaded = self.load(lane, *unit, &ids, workspace, cancel)?.run()?;
-                all.push(self.accept(lane, loaded));
-            }
+        for (load, _) in loads {
+            let loaded = load.run()?;
+            all.push(self.accept(want.lane, loaded));
         }
-        let (pins, chunks) = self.manager.pin(&self.chunks(lane, wanted));
+        let (pins, chunks) = self.manager.pin(&self.chunks(want.lane, order));
         all.push(pins);
-        let mut places = Vec::with_capacity(wanted.len());
-        for (id, chunk) in wanted.iter().zip(chunks) {
-            let place = chunk.and_then(|c| c.places.get(self.place(lane, *id)?.1).cloned());
+        let mut places = Vec::with_capacity(order.len());
+        for (id, chunk) in order.iter().zip(chunks) {
+            let place = chunk.and_then(|c| c.places.get(self.place(want.lane, *id)?.1).cloned());
             let lost = || Error::internal(format!("{} was not loaded", self.name(*id)));
             places.push(place.ok_or_else(lost)?);
         }
         Ok(Held { places, _pins: all })
     }
 
-    /// Keeps those of `wanted` that are on a lane's device; the others.
-    fn pin(&self, lane: usize, wanted: &[WeightId]) -> (Pins, Vec<WeightId>) {
-        let (pins, chunks) = self.manager.pin(&self.chunks(lane, wanted));
-        let missing = wanted.iter().zip(&chunks).filter(|(_, c)| c.is_none()).map(|(id, _)| *id).collect();
-        (pins, missing)
+    /// Keeps what is wanted and on the device; what it takes to bring the rest, each with its bytes.
+    pub(crate) fn loads(&self, want: Want<'_>, kind: EventKind) -> Result<(Pins, Vec<(Load, usize)>)> {
+        let Some(at) = self.lanes.get(want.lane) else { return Err(Error::internal("no such device")) };
+        let ids: Vec<WeightId> = want.groups.iter().flat_map(|g| &g.1).copied().collect();
+        let (pins, chunks) = self.manager.pin(&self.chunks(want.lane, &ids));
+        let mut there = chunks.iter().map(Option::is_some);
+        let mut loads = Vec::new();
+        for (unit, ids) in want.groups {
+            let missing: Vec<WeightId> =
+                ids.iter().zip(there.by_ref()).filter(|(_, there)| !there).map(|(id, _)| *id).collect();
+            if missing.is_empty() {
+                continue;
+            }
+            let item = |&id: &WeightId| {
+                let e = self.entries.get(id.0)?;
+                Some(Item { id, weight: e.weight.clone(), dtype: e.dtype, ready: e.ram.clone() })
+            };
+            let bytes = missing.iter().map(|&id| self.size(id, want.lane)).sum();
+            let load = Load {
+                manager: self.manager.clone(),
+                source: self.source.clone(),
+                device: at.device.clone(),
+                who: self.asker(want.lane, want.workspace),
+                unit: *unit,
+                items: missing.iter().filter_map(item).collect(),
+                keeps: matches!(self.home, Home::Ram) && at.device.kind() != DeviceKind::Cpu,
+                kind,
+                segment: want.segment.clone(),
+                cancel: want.cancel.clone(),
+            };
+            loads.push((load, bytes));
+        }
+        Ok((pins, loads))
     }
 
     fn chunks(&self, lane: usize, ids: &[WeightId]) -> Vec<Option<u64>> {
@@ -229,33 +249,8 @@ impl Store {
         self.weight(id).map_or("a weight", Weight::name)
     }
 
-    fn load(
-        &self,
-        lane: usize,
-        unit: usize,
-        ids: &[WeightId],
-        workspace: usize,
-        cancel: &CancelToken,
-    ) -> Result<Load> {
-        let Some(at) = self.lanes.get(lane) else { return Err(Error::internal("no such device")) };
-        let item = |&id: &WeightId| {
-            let e = self.entries.get(id.0)?;
-            Some(Item { id, weight: e.weight.clone(), dtype: e.dtype, ready: e.ram.clone() })
-        };
-        Ok(Load {
-            manager: self.manager.clone(),
-            source: self.source.clone(),
-            device: at.device.clone(),
-            who: self.asker(lane, workspace),
-            unit,
-            items: ids.iter().filter_map(item).collect(),
-            keeps: matches!(self.home, Home::Ram) && at.device.kind() != DeviceKind::Cpu,
-            cancel: cancel.clone(),
-        })
-    }
-
     /// Notes where loaded weights are.
-    fn accept(&mut self, lane: usize, loaded: Loaded) -> Pins {
+    pub(crate) fn accept(&mut self, lane: usize, loaded: Loaded) -> Pins {
         for (i, id) in loaded.ids.iter().enumerate() {
             if let Some(place) = self.entries.get_mut(id.0).and_then(|e| e.places.get_mut(lane)) {
                 *place = Some((loaded.chunk, i));
