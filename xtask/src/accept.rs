@@ -43,6 +43,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("lora", crate::lora::numbered),
     ("keytables", crate::lora::key_tables),
     ("weights", checkpoints),
+    ("weights/realesrgan_x4plus_anime_6B_f16.safetensors", crate::upscale::photo),
     ("vocab", no_checkpoints),
     ("png-metadata", parameters),
 ];

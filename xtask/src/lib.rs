@@ -8,6 +8,7 @@ pub mod networks;
 pub mod oracle;
 pub mod synth;
 pub mod tidy;
+mod upscale;
 
 use std::path::{Path, PathBuf};
 

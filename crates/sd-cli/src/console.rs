@@ -124,10 +124,12 @@ impl Bar {
         let done = progress.step >= progress.total;
         let elapsed = now.duration_since(self.started);
         match progress.stage {
-            Stage::Denoise if self.terminal && progress.step > 0 => {
+            Stage::Denoise | Stage::Upscale if self.terminal && progress.step > 0 => {
                 self.console.show(&format!("  |{}| {}", cells(progress), describe(progress, elapsed)), !done);
             }
-            Stage::Denoise if progress.step > 0 && (done || now.duration_since(self.last_line) >= LINE_EVERY) => {
+            Stage::Denoise | Stage::Upscale
+                if progress.step > 0 && (done || now.duration_since(self.last_line) >= LINE_EVERY) =>
+            {
                 self.last_line = now;
                 let line = format!("{} {}\n", progress.stage.name(), describe(progress, elapsed));
                 let _ = self.console.write_all(line.as_bytes());

@@ -46,7 +46,7 @@ fn writable(folder: &Path) -> std::io::Result<()> {
 }
 
 /// Where and how images are written.
-struct Output {
+pub(crate) struct Output {
     pattern: String,
     begin: u64,
     total: usize,
@@ -55,7 +55,7 @@ struct Output {
 }
 
 impl Output {
-    fn new(args: &Args) -> Output {
+    pub(crate) fn new(args: &Args) -> Output {
         Output {
             pattern: args.cli.output.clone(),
             begin: u64::try_from(args.cli.output_begin_idx).unwrap_or(0),
@@ -70,7 +70,7 @@ impl Output {
     }
 
     /// Finds out before the work whether the images can have their names.
-    fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         for index in 0..self.total {
             let path = self.path(index);
             if path.is_dir() {
@@ -99,12 +99,17 @@ impl Output {
     }
 
     fn save(&self, index: usize, image: &GeneratedImage) -> Result<()> {
-        let path = self.path(index);
-        let text = self.metadata.then(|| image.parameters.to_text());
         let picture = Image::new(image.width, image.height, image.rgb.clone())?;
-        picture.save(&path, self.quality, text.as_deref()).context("--output")?;
+        let path = self.write(index, &picture, &image.parameters.to_text())?;
         info!("wrote {} (seed {})", path.display(), image.parameters.seed);
         Ok(())
+    }
+
+    /// Writes a picture, with the text unless the user wants none, and returns where.
+    pub(crate) fn write(&self, index: usize, picture: &Image, text: &str) -> Result<PathBuf> {
+        let path = self.path(index);
+        picture.save(&path, self.quality, Some(text).filter(|_| self.metadata)).context("--output")?;
+        Ok(path)
     }
 }
 

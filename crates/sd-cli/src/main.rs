@@ -9,6 +9,7 @@ mod interrupt;
 mod later;
 mod model_info;
 mod request;
+mod upscale;
 
 use anyhow::{Context, Result, bail};
 use args::{Args, Mode};
@@ -57,6 +58,7 @@ fn run(args: &Args, console: &Console) -> Result<()> {
             bail!("--tensor-type-rules is supported with -M convert only")
         }
         Mode::ImgGen => generate::run(args, console, &interrupt::token()?),
+        Mode::Upscale => upscale::run(args, console, &interrupt::token()?),
         Mode::Convert => convert::run(args, console, &interrupt::token()?),
     }
 }

@@ -3,7 +3,7 @@
 use crate::args::Args;
 use anyhow::{Context, Result, bail};
 use sd_io::Image;
-use sd_runtime::{ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers};
+use sd_runtime::{ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers, UpscaleOptions};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -63,8 +63,14 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         circular_x: pictures.circular || pictures.circularx,
         circular_y: pictures.circular || pictures.circulary,
         refiner_switch: steps.refiner_switch,
+        upscale: args.model.upscale_model.is_some().then(|| upscale(args)),
         loras: Vec::new(),
     })
+}
+
+/// How `--upscale-model` makes pictures larger.
+pub(crate) fn upscale(args: &Args) -> UpscaleOptions {
+    UpscaleOptions { repeats: args.larger.upscale_repeats, tile: args.larger.upscale_tile_size }
 }
 
 fn picture(option: &str, path: Option<&Path>) -> Result<Option<InputImage>> {

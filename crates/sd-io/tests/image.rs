@@ -64,6 +64,22 @@ fn gradient(width: u32, height: u32) -> Image {
 }
 
 #[test]
+fn alpha_is_kept_apart_and_written_where_a_format_has_it() {
+    let image = Image::open(data("alpha.png")).unwrap();
+    let alpha = image.alpha().unwrap().to_vec();
+    assert_eq!(alpha.len(), 2);
+    assert!(alpha.iter().any(|a| *a != 255), "{alpha:?}");
+    for bytes in [image.to_png(None).unwrap(), image.to_webp(None).unwrap()] {
+        assert_eq!(Image::decode(&bytes).unwrap(), image);
+    }
+    assert_eq!(Image::decode(&image.to_jpeg(90, None).unwrap()).unwrap().alpha(), None);
+    assert_eq!(Image::open(data("plain.bmp")).unwrap().alpha(), None);
+    let opaque = gradient(2, 1).with_alpha(vec![255, 255]).unwrap();
+    assert_eq!(Image::decode(&opaque.to_png(None).unwrap()).unwrap(), gradient(2, 1));
+    assert!(gradient(2, 1).with_alpha(vec![1]).is_err());
+}
+
+#[test]
 fn png_keeps_pixels_and_jpeg_nearly() {
     let image = gradient(100, 70);
     let back = Image::decode(&image.to_png(Some("p")).unwrap()).unwrap();

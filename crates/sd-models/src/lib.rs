@@ -34,6 +34,7 @@ mod survey;
 #[cfg(test)]
 mod testing;
 pub mod text;
+mod upscale;
 pub mod vae;
 mod view;
 
@@ -48,3 +49,4 @@ pub use names::Part;
 pub use report::{PartReport, Report, Unused};
 pub use scaled::ScaledSource;
 pub use survey::{FileKind, Survey, SurveyedFile, SurveyedPart};
+pub use upscale::Upscaler;

@@ -4,7 +4,7 @@ use crate::value::{OwnVae, named, vae_format, weight_type, whole};
 use clap::{ArgAction, Args};
 use sd_runtime::{
     DType, Device, Engine, EngineBuilder, Error, LoraMode, ModelFiles, Part, Precision, Prediction, Result,
-    add_rpc_server,
+    Upscaler, add_rpc_server,
 };
 use std::path::PathBuf;
 use tracing::info;
@@ -37,6 +37,9 @@ pub struct ModelOptions {
     /// Whose latents the autoencoder makes: auto (the family's), flux or sd3
     #[arg(long, value_name = "string", default_value = "auto", value_parser = vae_format)]
     vae_format: OwnVae,
+    /// ESRGAN or Real-ESRGAN network that makes pictures larger
+    #[arg(long, value_name = "path")]
+    pub upscale_model: Option<PathBuf>,
     /// Checkpoint that does the last steps, such as SDXL's refiner
     #[arg(long, value_name = "path")]
     refiner: Option<PathBuf>,
@@ -100,6 +103,17 @@ impl ModelOptions {
         Ok(())
     }
 
+    /// The upscaler alone, if one is named.
+    ///
+    /// # Errors
+    /// Its file cannot be read or holds no upscaler, or `--backend` is malformed or names no device.
+    pub fn upscaler(&self) -> Result<Option<Upscaler>> {
+        let Some(path) = &self.upscale_model else { return Ok(None) };
+        let device = device(&self.backend)?.unwrap_or_default();
+        let upscaler = Upscaler::open(path, &device, self.threads());
+        upscaler.map(Some).map_err(|e| e.context("--upscale-model"))
+    }
+
     /// An engine of what these options name, the demo model if they name none. The folder of LoRAs is not among them.
     ///
     /// # Errors
@@ -117,6 +131,9 @@ impl ModelOptions {
         }
         if let Some(path) = &self.refiner {
             builder = builder.refiner(path);
+        }
+        if let Some(path) = &self.upscale_model {
+            builder = builder.upscaler(path);
         }
         if let Some(path) = &self.embd_dir {
             builder = builder.embedding_folder(path);

@@ -7,7 +7,7 @@ use crate::request::{MAX_PIXELS, MAX_SIDE};
 use crate::resize::lanczos;
 
 /// The most pixels of a picture that is brought along, or resized: photos are larger than what can be asked for.
-const MOST_PIXELS: u64 = 16 * MAX_PIXELS;
+pub(crate) const MOST_PIXELS: u64 = 16 * MAX_PIXELS;
 
 /// A picture that a request brings along.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +51,15 @@ impl InputImage {
 
     fn size(&self) -> [usize; 2] {
         [self.width as usize, self.height as usize]
+    }
+
+    /// Resized to cover `width` by `height`, of which the middle is kept.
+    ///
+    /// # Errors
+    /// Its bytes are not those of its size, a side is 0, or it is too narrow for that.
+    pub fn fitted(&self, width: u32, height: u32) -> Result<InputImage> {
+        self.check("image")?;
+        Ok(InputImage { width, height, rgb: self.covering([width as usize, height as usize])? })
     }
 
     /// Resized to `[width, height]`, whatever its own aspect.

@@ -31,6 +31,8 @@ mod sampler;
 mod schedule;
 #[cfg(test)]
 mod testing;
+mod tiling;
+mod upscale;
 
 pub use convert::{Choice, Conversion, Converted, TypeRules};
 pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo};
@@ -38,7 +40,7 @@ pub use files::ModelFiles;
 pub use guidance::{Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings};
 pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
-pub use parameters::{Parameters, Refiner};
+pub use parameters::{Parameters, Refiner, Upscaled};
 pub use request::{
     Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES,
     MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers,
@@ -50,3 +52,4 @@ pub use sd_core::device::{DeviceKind, add_rpc_server};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor};
 pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
 pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};
+pub use upscale::{MAX_UPSCALE_REPEATS, UPSCALE_TILE, UpscaleOptions, Upscaler};

@@ -15,6 +15,8 @@ pub enum Stage {
     Denoise,
     /// The latent becomes a picture.
     Decode,
+    /// A network makes the picture larger; its steps are pieces.
+    Upscale,
 }
 
 impl Stage {
@@ -25,6 +27,7 @@ impl Stage {
             Stage::Encode => "encoding",
             Stage::Denoise => "denoising",
             Stage::Decode => "decoding",
+            Stage::Upscale => "upscaling",
         }
     }
 }

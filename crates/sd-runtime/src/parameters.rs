@@ -71,10 +71,21 @@ pub struct Parameters {
     pub circular_y: bool,
     /// The refiner that finished it.
     pub refiner: Option<Refiner>,
+    /// The upscaler that made it larger.
+    pub upscale: Option<Upscaled>,
     /// Fine tuning of sampler, schedule and guidance, as the request spells it.
     pub extra_sample_args: String,
     /// LoRAs that the request named beside the prompt.
     pub loras: Vec<LoraChoice>,
+}
+
+/// An upscaler and how often the picture went through it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Upscaled {
+    /// Its name.
+    pub model: String,
+    /// How many times as many pixels along each axis the picture has, all passes together.
+    pub by: u32,
 }
 
 /// A refiner and when it took over.
@@ -170,6 +181,10 @@ impl Parameters {
             add("Refiner", Some(refiner.model.clone()));
             add("Refiner switch at", Some(refiner.switch.to_string()));
         }
+        if let Some(Upscaled { model, by }) = &self.upscale {
+            add("Postprocess upscale by", Some(by.to_string()));
+            add("Postprocess upscaler", Some(model.clone()));
+        }
         pairs
     }
 }
@@ -231,6 +246,7 @@ mod tests {
             circular_x: false,
             circular_y: false,
             refiner: None,
+            upscale: None,
             extra_sample_args: String::new(),
             loras: Vec::new(),
         }
@@ -283,11 +299,13 @@ mod tests {
             circular_x: true,
             circular_y: true,
             refiner: Some(Refiner { model: "sd_xl_refiner_1.0".into(), switch: 0.8 }),
+            upscale: Some(Upscaled { model: "RealESRGAN_x2plus".into(), by: 4 }),
             ..parameters()
         };
         let want = "Model: demo, Denoising strength: 0.75, Distilled CFG Scale: 3.5, Image CFG scale: 1.5, \
                     Sigmas: \"1, 0.5, 0\", SLG scale: 2.5, SLG layers: \"7, 8, 9\", SLG start: 0.01, SLG end: 0.2, \
-                    Tiling: True, Refiner: sd_xl_refiner_1.0, Refiner switch at: 0.8, RNG: NV";
+                    Tiling: True, Refiner: sd_xl_refiner_1.0, Refiner switch at: 0.8, Postprocess upscale by: 4, \
+                    Postprocess upscaler: RealESRGAN_x2plus, RNG: NV";
         assert!(p.to_text().contains(want), "{}", p.to_text());
     }
 

@@ -11,6 +11,7 @@ use crate::parameters::Parameters;
 use crate::rng::RngKind;
 use crate::sampler::SamplerKind;
 use crate::schedule::SchedulerKind;
+use crate::upscale::UpscaleOptions;
 
 /// The longest prompt in bytes. Reading one takes time by the square of its open brackets.
 pub const MAX_PROMPT: usize = 1 << 16;
@@ -98,6 +99,8 @@ pub struct ImageRequest {
     /// The share of the noise's timesteps after which the refiner takes over, if the engine has one. Default 0.8; 1
     /// leaves it out.
     pub refiner_switch: Option<f32>,
+    /// Makes the pictures larger with the engine's upscaler.
+    pub upscale: Option<UpscaleOptions>,
     /// Adapters beside those that the prompt's `<lora:name:strength>` name.
     pub loras: Vec<LoraChoice>,
 }
@@ -204,7 +207,7 @@ pub struct Defaults {
 /// A finished picture.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GeneratedImage {
-    /// Pixels across.
+    /// Pixels across, those of `parameters` times what upscaling makes of them.
     pub width: u32,
     /// Pixels down.
     pub height: u32,

@@ -6,13 +6,14 @@ use sd_models::adapter::tags::{self, Tag, Tagged};
 
 use crate::generate::{Facts, Levels};
 use crate::input::InputImage;
-use crate::parameters::{Parameters, Refiner};
+use crate::parameters::{Parameters, Refiner, Upscaled};
 use crate::request::{
     Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
     SkipLayers,
 };
 use crate::sampler::SampleOptions;
 use crate::schedule::SchedulerKind;
+use crate::upscale::{UpscaleOptions, Upscaler};
 
 /// Sides are multiples of this.
 const SIDE_STEP: u32 = 8;
@@ -43,6 +44,8 @@ pub(crate) struct Given<'a> {
     pub(crate) facts: &'a Facts,
     /// The refiner's name, if there is one.
     pub(crate) refiner: Option<&'a str>,
+    /// The upscaler, if there is one.
+    pub(crate) upscaler: Option<&'a Upscaler>,
     /// Whether there is a folder of LoRAs, so that tags are read.
     pub(crate) tags: bool,
     /// What a negative seed becomes.
@@ -148,6 +151,7 @@ impl ImageRequest {
             circular_x: self.circular_x,
             circular_y: self.circular_y,
             refiner: self.refiner(given, &mut warnings)?,
+            upscale: self.upscaled(given, [width, height])?,
             extra_sample_args: self.extra_sample_args.clone(),
             loras: self.loras.clone(),
         };
@@ -169,6 +173,19 @@ impl ImageRequest {
         warnings.extend(ignored.iter().map(|tag| format!("prompt: {tag} has no name or no number, left out")));
         let of_tag = |Tag { name, strength, high_noise }: Tag| LoraChoice { name, strength, high_noise };
         Ok((text, tags.into_iter().map(of_tag).chain(self.loras.iter().cloned()).collect()))
+    }
+
+    /// The upscaler that follows, if the result of this size can be made larger.
+    fn upscaled(&self, given: &Given<'_>, size: [u32; 2]) -> Result<Option<Upscaled>> {
+        let Some(UpscaleOptions { repeats, tile }) = self.upscale.filter(|u| u.repeats > 0) else {
+            return Ok(None);
+        };
+        let upscaler = given.upscaler.ok_or_else(|| {
+            Error::request("upscale: there is no upscaler").hint("give the file of one with --upscale-model")
+        })?;
+        within("upscale.tile", tile, 1, MAX_SIDE)?;
+        upscaler.check(size, repeats)?;
+        Ok(Some(Upscaled { model: upscaler.name().to_owned(), by: upscaler.scale().saturating_pow(repeats) }))
     }
 
     /// Whether there are the pictures that the model needs, and none that it cannot read.
@@ -448,7 +465,15 @@ mod tests {
     }
 
     fn resolve_for(request: &ImageRequest, facts: &Facts) -> Result<Resolved> {
-        let given = Given { model: "m", defaults: &DEFAULTS, facts, refiner: None, tags: false, random_seed: 7 };
+        let given = Given {
+            model: "m",
+            defaults: &DEFAULTS,
+            facts,
+            refiner: None,
+            upscaler: None,
+            tags: false,
+            random_seed: 7,
+        };
         request.resolve(&given)
     }
 
@@ -589,6 +614,7 @@ mod tests {
                 defaults: &flux_defaults,
                 facts: &flux(),
                 refiner: None,
+                upscaler: None,
                 tags: false,
                 random_seed: 7,
             };
@@ -650,6 +676,7 @@ mod tests {
                 facts(),
             ),
             ("sigmas: want 2 to", some(|r| r.sigmas = Some(vec![1.0])), facts()),
+            ("upscale: there is no upscaler", some(|r| r.upscale = Some(UpscaleOptions::default())), facts()),
             ("sigmas: want numbers", some(|r| r.sigmas = Some(vec![1.0, f64::NAN])), facts()),
             ("sigmas: want falling", some(|r| r.sigmas = Some(vec![1.0, 1.0])), facts()),
             ("sigmas: levels of Flux.1", some(|r| r.sigmas = Some(vec![2.0, 1.0])), flux()),

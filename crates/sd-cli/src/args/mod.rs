@@ -1,5 +1,6 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
+mod larger;
 mod mode;
 mod pictures;
 
@@ -7,6 +8,7 @@ use crate::later;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+use larger::Larger;
 pub(crate) use mode::Mode;
 use mode::{mode, output};
 use pictures::{Pictures, Steps};
@@ -43,13 +45,16 @@ pub(crate) struct Args {
     pub(crate) steps: Steps,
     #[command(flatten)]
     pub(crate) pictures: Pictures,
+    #[command(flatten)]
+    pub(crate) larger: Larger,
 }
 
 /// What this program does with its results and its log.
 #[derive(Debug, Group)]
 #[command(next_help_heading = "CLI Options")]
 pub(crate) struct Cli {
-    /// What to do: img_gen, or convert to write a model in other types or another format
+    /// What to do: img_gen, upscale to make the picture of --init-img larger, or convert to write a model in other types
+    /// or another format
     #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
     pub(crate) mode: Mode,
     /// Where to write: a .png, .jpg, .jpeg, .jpe or .webp file; %d, %3d and %03d stand for the number of the image.

@@ -5,6 +5,8 @@
 pub(crate) enum Mode {
     /// Draw pictures.
     ImgGen,
+    /// Make a picture larger.
+    Upscale,
     /// Write a model in other types or another format.
     Convert,
 }
@@ -12,11 +14,12 @@ pub(crate) enum Mode {
 pub(super) fn mode(text: &str) -> Result<Mode, String> {
     match text {
         "img_gen" => Ok(Mode::ImgGen),
+        "upscale" => Ok(Mode::Upscale),
         "convert" => Ok(Mode::Convert),
-        "adetailer" | "vid_gen" | "upscale" | "metadata" => {
-            Err("not supported yet, only img_gen and convert are".to_owned())
+        "adetailer" | "vid_gen" | "metadata" => {
+            Err("not supported yet, only img_gen, upscale and convert are".to_owned())
         }
-        _ => Err("no such mode; there are img_gen and convert".to_owned()),
+        _ => Err("no such mode; there are img_gen, upscale and convert".to_owned()),
     }
 }
 

@@ -22,7 +22,7 @@ const MAX_MEMORY: u64 = MAX_PIXELS * 8;
 
 impl Image {
     /// Reads a PNG, JPEG, WebP, BMP, GIF, TGA or PNM file. The first frame of an animation counts, EXIF orientation is
-    /// applied, grey becomes RGB, 16 bits become 8 and alpha is dropped.
+    /// applied, grey becomes RGB, 16 bits become 8. [`Image::rgb`] has the colours as they are stored, whatever alpha says.
     ///
     /// # Errors
     /// The file cannot be read, is of another format, malformed, or has more than 2^27 pixels.
@@ -48,9 +48,16 @@ impl Image {
 fn decode(bytes: &[u8]) -> Result<Image, String> {
     let (mut picture, orientation) = picture(bytes)?;
     picture.apply_orientation(orientation);
+    let alpha = picture.color().has_alpha().then(|| alpha(&picture)).flatten();
     let rgb = picture.into_rgb8();
     let (width, height) = rgb.dimensions();
-    Ok(Image { width, height, rgb: rgb.into_raw() })
+    Ok(Image { width, height, rgb: rgb.into_raw(), alpha })
+}
+
+/// How opaque each pixel is, if any is not wholly.
+fn alpha(picture: &DynamicImage) -> Option<Vec<u8>> {
+    let alpha: Vec<u8> = picture.to_rgba8().pixels().map(|pixel| pixel.0[3]).collect();
+    alpha.iter().any(|a| *a != u8::MAX).then_some(alpha)
 }
 
 /// The pixels as they are stored, with alpha; `None` for a broken picture.

@@ -1,5 +1,6 @@
 //! Pictures out.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use image::codecs::jpeg::JpegEncoder;
@@ -20,9 +21,10 @@ impl Image {
     /// # Errors
     /// The text holds a NUL.
     pub fn to_png(&self, text: Option<&str>) -> Result<Vec<u8>> {
+        let (pixels, kind) = self.pixels();
         let mut out = Vec::new();
         PngEncoder::new_with_quality(&mut out, CompressionType::Default, FilterType::Adaptive)
-            .write_image(&self.rgb, self.width, self.height, ExtendedColorType::Rgb8)
+            .write_image(&pixels, self.width, self.height, kind)
             .map_err(|e| self.failed("PNG", &e))?;
         match text {
             Some(text) => parameters::insert_png(&out, text),
@@ -30,7 +32,7 @@ impl Image {
         }
     }
 
-    /// The picture as a JPEG file, `quality` from 1 to 100 (0 means 90, more counts as 100), with `text` as an EXIF
+    /// The picture as a JPEG file, which has no alpha, `quality` from 1 to 100 (0 means 90, more counts as 100), with `text` as an EXIF
     /// user comment and as a comment segment that starts with `parameters`.
     ///
     /// # Errors
@@ -53,15 +55,14 @@ impl Image {
     /// # Errors
     /// The text holds a NUL, or a side is longer than 16384.
     pub fn to_webp(&self, text: Option<&str>) -> Result<Vec<u8>> {
+        let (pixels, kind) = self.pixels();
         let mut out = Vec::new();
         let mut encoder = WebPEncoder::new_lossless(&mut out);
         if let Some(text) = text {
             let set = encoder.set_exif_metadata(parameters::webp_exif(text)?);
             set.map_err(|e| Error::internal(format!("EXIF in WebP: {e}")))?;
         }
-        encoder
-            .write_image(&self.rgb, self.width, self.height, ExtendedColorType::Rgb8)
-            .map_err(|e| self.failed("WebP", &e))?;
+        encoder.write_image(&pixels, self.width, self.height, kind).map_err(|e| self.failed("WebP", &e))?;
         Ok(out)
     }
 
@@ -83,6 +84,18 @@ impl Image {
             }
         };
         write_file(path, &bytes)
+    }
+
+    /// The bytes of all channels, pixel by pixel.
+    fn pixels(&self) -> (Cow<'_, [u8]>, ExtendedColorType) {
+        match &self.alpha {
+            None => (Cow::Borrowed(&self.rgb), ExtendedColorType::Rgb8),
+            Some(alpha) => {
+                let pixel = |(rgb, a): (&[u8], &u8)| rgb.iter().copied().chain([*a]).collect::<Vec<u8>>();
+                let all = self.rgb.chunks_exact(3).zip(alpha).flat_map(pixel).collect();
+                (Cow::Owned(all), ExtendedColorType::Rgba8)
+            }
+        }
     }
 
     fn failed(&self, format: &str, e: &image::ImageError) -> Error {

@@ -21,6 +21,8 @@ pub struct Image {
     width: u32,
     height: u32,
     rgb: Vec<u8>,
+    /// A byte for each pixel, if any is not opaque.
+    alpha: Option<Vec<u8>>,
 }
 
 impl Image {
@@ -34,7 +36,20 @@ impl Image {
             let got = rgb.len();
             return Err(Error::shape(format!("a {width}x{height} picture takes {want} bytes, got {got}")));
         }
-        Ok(Image { width, height, rgb })
+        Ok(Image { width, height, rgb, alpha: None })
+    }
+
+    /// The picture with an alpha channel, a byte for each pixel.
+    ///
+    /// # Errors
+    /// Another number of bytes.
+    pub fn with_alpha(mut self, alpha: Vec<u8>) -> Result<Image> {
+        if alpha.len() * 3 != self.rgb.len() {
+            let (want, got) = (self.rgb.len() / 3, alpha.len());
+            return Err(Error::shape(format!("the alpha of a {self:?} takes {want} bytes, got {got}")));
+        }
+        self.alpha = Some(alpha);
+        Ok(self)
     }
 
     /// The width in pixels.
@@ -50,6 +65,11 @@ impl Image {
     /// The bytes.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
+    }
+
+    /// How opaque each pixel is, a byte each; `None` if all are.
+    pub fn alpha(&self) -> Option<&[u8]> {
+        self.alpha.as_deref()
     }
 
     /// The red, green and blue of a pixel; `None` outside.

@@ -16,11 +16,12 @@ use sd_io::Checkpoint;
 use sd_models::{Files, Info, Model, Part, VaeFormat};
 
 use crate::files::ModelFiles;
-use crate::generate::{self, Networks, Watch};
+use crate::generate::{self, Models, Networks, Watch};
 use crate::guidance::Prediction;
 use crate::observer::Observer;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
 use crate::resolve::Given;
+use crate::upscale::Upscaler;
 pub use adapters::LoraMode;
 use networks::{Loaded, Options};
 
@@ -32,6 +33,7 @@ pub struct EngineBuilder {
     refiner: Option<ModelFile>,
     vae_format: Option<VaeFormat>,
     cache: Option<PathBuf>,
+    upscaler: Option<PathBuf>,
     device: String,
     options: Options,
 }
@@ -107,6 +109,13 @@ impl EngineBuilder {
     #[must_use]
     pub fn refiner(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.refiner = Some(ModelFile::Path(path.into()));
+        self
+    }
+
+    /// An upscaler that makes pictures larger where requests ask for it, see [`ImageRequest::upscale`].
+    #[must_use]
+    pub fn upscaler(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.upscaler = Some(path.into());
         self
     }
 
@@ -245,7 +254,12 @@ impl EngineBuilder {
             }
             None => None,
         };
-        Ok(Engine { info, networks: Loaded::new(model, device, self.options)?, refiner })
+        let upscaler = self
+            .upscaler
+            .as_deref()
+            .map(|path| Upscaler::open(path, device.name(), self.options.threads))
+            .transpose()?;
+        Ok(Engine { info, networks: Loaded::new(model, device, self.options)?, refiner, upscaler })
     }
 }
 
@@ -330,6 +344,7 @@ pub struct Engine {
     networks: Loaded,
     /// The refiner with its name.
     refiner: Option<(String, Loaded)>,
+    upscaler: Option<Upscaler>,
 }
 
 impl Engine {
@@ -388,6 +403,7 @@ impl Engine {
             defaults: &self.info.defaults,
             facts: self.networks.facts(),
             refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
+            upscaler: self.upscaler.as_ref(),
             tags: self.networks.reads_tags(),
             random_seed: random_seed(),
         })?;
@@ -404,7 +420,8 @@ impl Engine {
         };
         let refiner = refiner.map(|networks| networks as &mut dyn Networks);
         let mut watch = Watch { observer, cancel };
-        generate::run(&mut self.networks, refiner, request, &resolved, &mut watch, each)
+        let models = Models { net: &mut self.networks, refiner, upscaler: self.upscaler.as_mut() };
+        generate::run(models, request, &resolved, &mut watch, each)
     }
 
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.
@@ -412,6 +429,9 @@ impl Engine {
         self.networks.release();
         if let Some((_, refiner)) = &mut self.refiner {
             refiner.release();
+        }
+        if let Some(upscaler) = &mut self.upscaler {
+            upscaler.release();
         }
     }
 }

@@ -8,12 +8,14 @@ use sd_core::{CancelToken, Error, Result, Tensor};
 use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
 
 use crate::guidance::Prediction;
+use crate::input::InputImage;
 use crate::observer::{Observer, Progress, Stage};
 use crate::parameters::Parameters;
 use crate::picture::Sizes;
 use crate::request::{GeneratedImage, ImageRequest};
 use crate::resolve::Resolved;
 use crate::schedule::{Ays, SigmaTable, linear_mu};
+use crate::upscale::Upscaler;
 use denoise::{Conditions, Model};
 use pictures::Pictures;
 
@@ -164,10 +166,18 @@ impl Place {
     }
 }
 
-/// The images of a request, each computed alone and handed to `each`. The refiner takes over where the request says.
+/// Who draws: a model, and what may follow it.
+pub(crate) struct Models<'a> {
+    pub(crate) net: &'a mut dyn Networks,
+    /// Takes over where the request says.
+    pub(crate) refiner: Option<&'a mut dyn Networks>,
+    /// Makes finished pictures larger.
+    pub(crate) upscaler: Option<&'a mut Upscaler>,
+}
+
+/// The images of a request, each computed alone and handed to `each`.
 pub(crate) fn run(
-    net: &mut dyn Networks,
-    refiner: Option<&mut dyn Networks>,
+    Models { net, refiner, mut upscaler }: Models<'_>,
     request: &ImageRequest,
     resolved: &Resolved,
     watch: &mut Watch<'_>,
@@ -204,6 +214,7 @@ pub(crate) fn run(
         let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
         models.push(Model { net, conditions, evaluation });
     }
+    let cancel = watch.cancel;
     for image in 0..images {
         let parameters = Parameters { seed: p.seed + image as i64, ..p.clone() };
         let place = Place { image, images };
@@ -212,7 +223,13 @@ pub(crate) fn run(
         let pixels = decode(*net, &latent, p.circular(), place, watch)?;
         let mut rgb = size.crop_to_rgb(&pixels)?;
         pictures.paste(&mut rgb);
-        let image = GeneratedImage { width: parameters.width, height: parameters.height, rgb, parameters };
+        let mut image = InputImage { width: p.width, height: p.height, rgb };
+        if let (Some(upscaler), Some(options)) = (&mut upscaler, request.upscale) {
+            let report = &mut |step, total| place.report(watch, Stage::Upscale, step, total);
+            image = upscaler.passes(&image, options, p.circular(), report, cancel)?;
+        }
+        let InputImage { width, height, rgb } = image;
+        let image = GeneratedImage { width, height, rgb, parameters };
         watch.observer.image(place.image, &image);
         each(image);
     }

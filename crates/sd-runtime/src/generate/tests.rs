@@ -167,12 +167,21 @@ fn drive(
     cancel: &CancelToken,
 ) -> Result<Vec<GeneratedImage>> {
     let facts = net.facts.clone();
-    let given =
-        Given { model: "fake", defaults: &DEFAULTS, facts: &facts, refiner: None, tags: false, random_seed: 7 };
+    let given = Given {
+        model: "fake",
+        defaults: &DEFAULTS,
+        facts: &facts,
+        refiner: None,
+        upscaler: None,
+        tags: false,
+        random_seed: 7,
+    };
     let resolved = request.resolve(&given)?;
     let mut images = Vec::new();
     let mut watch = Watch { observer, cancel };
-    run(net, None, request, &resolved, &mut watch, &mut |image| images.push(image))?;
+    run(Models { net, refiner: None, upscaler: None }, request, &resolved, &mut watch, &mut |image| {
+        images.push(image)
+    })?;
     Ok(images)
 }
 

@@ -124,3 +124,28 @@ pub(crate) fn apart(pipeline: &str, name: &str, prefixes: &[&str]) -> Vec<PathBu
     };
     prefixes.iter().map(part).collect()
 }
+
+/// Writes the weights of a fixture that has them by rule, under their own names.
+pub(crate) fn by_rule(fixture: &str, name: &str) -> PathBuf {
+    let weights = Weights::of(fixture);
+    let tensors: Vec<Tensor> =
+        weights.0.iter().map(|(name, (shape, ..))| (name.clone(), shape.clone(), weights.values(name))).collect();
+    let path = target(&format!("{name}.safetensors"));
+    write(&path, &tensors);
+    path
+}
+
+/// Writes a compact upscaler of zeros, which repeats every pixel twice along each axis.
+pub(crate) fn doubler(name: &str) -> PathBuf {
+    let zeros = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec(), vec![0.0; shape.iter().product()]);
+    let path = target(&format!("{name}.safetensors"));
+    let tensors = [
+        zeros("body.0.weight", &[4, 3, 3, 3]),
+        zeros("body.0.bias", &[4]),
+        zeros("body.1.weight", &[4]),
+        zeros("body.2.weight", &[12, 4, 3, 3]),
+        zeros("body.2.bias", &[12]),
+    ];
+    write(&path, &tensors);
+    path
+}
