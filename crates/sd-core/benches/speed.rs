@@ -11,7 +11,7 @@ use sd_core::convert::from_f32;
 use sd_core::graph::{Graph, Var};
 use sd_core::{
     AttentionOptions, Bytes, CancelToken, Conv2dOptions, CpuKernels, DType, Device, Error, Origin, Precision,
-    Result, Runner, RunnerOptions, Scope, Shape, Tensor, TensorMeta, WeightSource,
+    Result, Runner, RunnerOptions, Scope, Shape, Tensor, TensorMeta, WeightSource, processor_seconds,
 };
 
 const KERNELS: [CpuKernels; 5] =
@@ -52,20 +52,6 @@ fn values(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i as f32 * 12.9898).sin() * 437.58).fract()).collect()
 }
 
-/// Seconds that this process's threads have computed: nobody else's work counts.
-fn seconds() -> f64 {
-    // The kernel adds up a thread's time when the thread gives way.
-    std::thread::yield_now();
-    let ticks = || -> Option<f64> {
-        let text = std::fs::read_to_string("/proc/self/schedstat").ok()?;
-        text.split(' ').next()?.parse::<f64>().ok()
-    };
-    ticks().map_or_else(
-        || std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |t| t.as_secs_f64()),
-        |nanoseconds| nanoseconds / 1e9,
-    )
-}
-
 /// Prints a line for the graph that `build` makes of an input and weight `a`.
 fn measure(
     what: &str,
@@ -97,9 +83,9 @@ fn measure(
         runner.set_kernels(kernels)?;
         let mut times = Vec::new();
         for _ in 0..=RUNS {
-            let start = seconds();
+            let start = processor_seconds();
             runner.run(&program, &[("x", &x)], &CancelToken::new())?;
-            times.push(seconds() - start);
+            times.push(processor_seconds() - start);
         }
         // The first run lowers and loads.
         times.remove(0);

@@ -25,7 +25,7 @@ pub use dtype::DType;
 pub use error::{Error, Kind, Result};
 pub use exec::{Precision, Runner, RunnerOptions, TypePolicy};
 pub use graph::{AttentionOptions, Conv2dOptions, Graph, Program, RopeLayout, Var};
-pub use kernels::CpuKernels;
+pub use kernels::{Computed, CpuKernels, Factors, multiply_add, observe, processor_seconds};
 pub use plan::Cuts;
 pub use residency::{Home, Manager, ManagerOptions};
 pub use scope::Scope;

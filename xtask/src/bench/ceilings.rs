@@ -1,82 +1,60 @@
 //! What the machine can do at most, measured before anything is compared with it.
 
+use sd_core::{Factors, multiply_add, processor_seconds};
 use std::hint::black_box;
-use std::time::Instant;
 
 /// Runs of each loop; the fastest counts.
 const RUNS: usize = 20;
-/// Independent sums, enough to hide the latency of a multiply-add.
-const SUMS: usize = 12;
-/// Values in a sum: a register of the widest vectors.
-const LANES: usize = 16;
-/// Multiply-adds of each value.
+/// Steps of a loop.
 const STEPS: usize = 1 << 20;
 /// Values of a stream: far more than caches hold.
-const STREAM: usize = 1 << 25;
+const STREAM: usize = 1 << 26;
+/// Values that are summed side by side.
+const LANES: usize = 64;
 
-/// Ceilings of the processor.
+/// Ceilings of one thread.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ceilings {
-    /// Threads that computed.
-    pub threads: usize,
-    /// f32 multiply-adds, counted as two operations, in GFLOP/s. The compiler picks the width of the vectors, which may be
-    /// half of the widest.
-    pub gflops: f64,
+    /// Multiplications and additions of f32 in registers, in GFLOP/s.
+    pub f32: f64,
+    /// Those of bf16; 0 without instructions for it.
+    pub bf16: f64,
+    /// Those of 8-bit integers; 0 without instructions for it.
+    pub int8: f64,
     /// Bytes that a sum over memory reads, in GB/s.
     pub read: f64,
 }
 
 impl Ceilings {
-    /// One thread per processor.
-    pub fn threads() -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
-    }
-
-    /// Measures them on `threads` threads at once; 0 for one per processor.
-    pub fn measure(threads: usize) -> Ceilings {
-        let threads = if threads == 0 { Ceilings::threads() } else { threads };
-        let flop = (2 * SUMS * LANES * STEPS * threads) as f64;
-        let gflops = flop / fastest(threads, |_| _ = black_box(multiply_add())) / 1e9;
+    /// Measures them.
+    pub fn measure() -> Ceilings {
+        let speed = |factors: Factors| {
+            let once = |_| {
+                let start = processor_seconds();
+                multiply_add(factors, STEPS).map(|operations| operations / (processor_seconds() - start) / 1e9)
+            };
+            (0..RUNS).filter_map(once).fold(0.0, f64::max)
+        };
         let memory = vec![1.0f32; STREAM];
-        let parts: Vec<&[f32]> = memory.chunks(STREAM.div_ceil(threads)).collect();
-        let part = |i: usize| parts.get(i).copied().unwrap_or_default();
-        let read = (4 * STREAM) as f64 / fastest(threads, |i| _ = black_box(sum(part(i)))) / 1e9;
-        Ceilings { threads, gflops, read }
+        let read = (0..RUNS)
+            .map(|_| {
+                let start = processor_seconds();
+                black_box(sum(&memory));
+                (4 * STREAM) as f64 / (processor_seconds() - start) / 1e9
+            })
+            .fold(0.0, f64::max);
+        Ceilings { f32: speed(Factors::F32), bf16: speed(Factors::Bf16), int8: speed(Factors::Int8), read }
+    }
+
+    /// That of products with factors in bf16, where the machine has them, else of f32.
+    pub fn products(&self, bf16: bool) -> f64 {
+        if bf16 && self.bf16 > 0.0 { self.bf16 } else { self.f32 }
     }
 }
 
-/// Seconds of the fastest run of `work` on every thread at once, each with its number.
-fn fastest(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
-    let once = || {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for i in 0..threads {
-                let work = &work;
-                scope.spawn(move || work(i));
-            }
-        });
-        start.elapsed().as_secs_f64()
-    };
-    (0..RUNS).map(|_| once()).fold(f64::INFINITY, f64::min)
-}
-
-/// Sums that stay in registers.
-fn multiply_add() -> [[f32; LANES]; SUMS] {
-    let mut sums = [[0.0f32; LANES]; SUMS];
-    let (a, b) = (black_box([0.999f32; LANES]), black_box([1e-3f32; LANES]));
-    for _ in 0..STEPS {
-        for sum in &mut sums {
-            for ((s, a), b) in sum.iter_mut().zip(&a).zip(&b) {
-                *s = s.mul_add(*a, *b);
-            }
-        }
-    }
-    sums
-}
-
-fn sum(values: &[f32]) -> [f32; 4 * LANES] {
-    let mut out = [0.0; 4 * LANES];
-    for chunk in values.chunks_exact(4 * LANES) {
+fn sum(values: &[f32]) -> [f32; LANES] {
+    let mut out = [0.0; LANES];
+    for chunk in values.chunks_exact(LANES) {
         out.iter_mut().zip(chunk).for_each(|(o, v)| *o += v);
     }
     out
@@ -86,10 +64,18 @@ fn sum(values: &[f32]) -> [f32; 4 * LANES] {
 mod tests {
     use super::*;
 
-    /// The fixed point of `s = 0.999 s + 0.001` is 1, and a sum of ones counts them.
     #[test]
-    fn loops_compute_what_they_claim() {
-        assert!(multiply_add().iter().flatten().all(|s| (s - 1.0).abs() < 1e-2));
+    fn a_sum_of_ones_counts_them() {
         assert_eq!(sum(&vec![1.0; 640]).iter().sum::<f32>(), 640.0);
+    }
+
+    #[test]
+    fn narrower_factors_are_counted_as_more_operations() {
+        let steps = |factors| multiply_add(factors, 10);
+        if let (Some(f32s), Some(bf16s), Some(int8s)) =
+            (steps(Factors::F32), steps(Factors::Bf16), steps(Factors::Int8))
+        {
+            assert!((f32s, bf16s, int8s) == (10.0 * 20.0 * 32.0, 2.0 * f32s, 4.0 * f32s));
+        }
     }
 }

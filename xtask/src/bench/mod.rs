@@ -1,6 +1,7 @@
 //! Times the networks of a checkpoint beside the machine's ceilings and other programs.
 
 mod ceilings;
+mod kernels;
 mod work;
 
 pub use ceilings::Ceilings;
@@ -9,13 +10,12 @@ pub use work::Work;
 use crate::networks::{self, Setup};
 use anyhow::{Context, Result, bail, ensure};
 use sd_core::graph::Op;
-use sd_core::{DType, Device, Program, Runner, Tensor};
+use sd_core::{Computed, DType, Device, Precision, Program, Runner, Tensor, observe, processor_seconds};
 use sd_models::{Evaluation, Model, Part};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
 
 /// What to time.
 #[derive(Debug, Clone)]
@@ -35,7 +35,10 @@ pub struct Plan {
 struct Row {
     what: &'static str,
     work: Work,
+    /// Of all processors together.
     seconds: f64,
+    /// What the last run computed.
+    computed: Vec<Computed>,
 }
 
 /// Times text encoders (two windows), one evaluation of the diffusion network with guidance (a batch of two) and a
@@ -46,7 +49,7 @@ struct Row {
 pub fn run(plan: &Plan, setup: &Setup) -> Result<String> {
     ensure!(plan.runs > 0, "at least one run is needed");
     ensure!(!cfg!(debug_assertions), "times of an unoptimised build mean nothing; run with --release");
-    let ceilings = Ceilings::measure(setup.threads);
+    let ceilings = Ceilings::measure();
     let model = networks::open(&plan.model)?;
     let info = model.info();
     let size = [plan.side / info.latent.compression; 2];
@@ -59,15 +62,20 @@ pub fn run(plan: &Plan, setup: &Setup) -> Result<String> {
             part => (part.name(), model.text_program(part, 2, info.defaults.clip_skip)?),
         };
         let tables = if component.part() == Part::Diffusion { model.tables(&e)? } else { Vec::new() };
-        let seconds = median(&mut setup.runner(component)?, &program, &tables, plan.runs)?;
-        rows.push(Row { what, work: Work::of(&program), seconds });
+        let (seconds, computed) = median(&mut setup.runner(component)?, &program, &tables, plan.runs)?;
+        rows.push(Row { what, work: Work::of(&program), seconds, computed });
     }
     let torch = plan.torch.as_deref().map(|python| torch(python, plan, setup)).transpose()?;
     report(&model, plan, setup, &ceilings, &rows, torch.as_ref())
 }
 
-/// Runs a program on smooth patterns for what it reads.
-fn median(runner: &mut Runner, program: &Program, tables: &[(&str, Tensor)], runs: usize) -> Result<f64> {
+/// Runs a program on smooth patterns for what it reads: seconds, and the computations of the last run.
+fn median(
+    runner: &mut Runner,
+    program: &Program,
+    tables: &[(&str, Tensor)],
+    runs: usize,
+) -> Result<(f64, Vec<Computed>)> {
     let mut inputs: Vec<(String, Tensor)> = Vec::new();
     for (_, node) in program.iter() {
         let Op::Input(name) = &node.op else { continue };
@@ -80,14 +88,17 @@ fn median(runner: &mut Runner, program: &Program, tables: &[(&str, Tensor)], run
     }
     let inputs: Vec<(&str, &Tensor)> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     networks::run(runner, program, &inputs)?;
-    let mut times = Vec::new();
+    let (mut times, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..runs {
-        let start = Instant::now();
-        networks::run(runner, program, &inputs)?;
-        times.push(start.elapsed().as_secs_f64());
+        let start = processor_seconds();
+        let (done, seen) = observe(|| networks::run(runner, program, &inputs));
+        done?;
+        times.push(processor_seconds() - start);
+        computed = seen;
     }
     times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().context("at least one run is needed")
+    let seconds = times.get(times.len() / 2).copied().context("at least one run is needed")?;
+    Ok((seconds, computed))
 }
 
 fn pattern(name: &str, dims: &[usize], dtype: DType) -> Result<Tensor> {
@@ -102,7 +113,7 @@ fn pattern(name: &str, dims: &[usize], dtype: DType) -> Result<Tensor> {
 /// Seconds by network and type, of the reference classes in torch.
 fn torch(python: &Path, plan: &Plan, setup: &Setup) -> Result<BTreeMap<String, Value>> {
     let script = crate::repo_root().join("oracle/bench_torch.py");
-    let threads = if setup.threads == 0 { Ceilings::threads() } else { setup.threads };
+    let threads = setup.threads.max(1);
     let out = Command::new(python)
         .arg(&script)
         .arg(&plan.model)
@@ -135,12 +146,15 @@ fn report(
     let types = setup.weight_type.map_or("stored".to_owned(), |t| t.to_string());
     let (name, side, runs) = (model.info().family.name(), plan.side, plan.runs);
     let mut out = format!(
-        "{name}, {side}x{side}, weights {types}, on {} ({}), {} threads, median of {runs}.\n\
-         Measured ceilings: {:.0} GFLOP/s in f32, {:.1} GB/s read from memory. Peak memory {} MB.\n\n",
+        "{name}, {side}x{side}, weights {types}, products {:?}, on {} ({}), {} threads, median of {runs}, seconds of processor.\n\
+         Ceilings of a thread: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.0} in int8, {:.1} GB/s read from memory. Peak memory {} MB.\n\n",
+        setup.precision,
         device.name(),
         processor().unwrap_or_else(|| device.description().to_owned()),
-        ceilings.threads,
-        ceilings.gflops,
+        setup.threads,
+        ceilings.f32,
+        ceilings.bf16,
+        ceilings.int8,
         ceilings.read,
         peak_memory().unwrap_or(0) / 1000
     );
@@ -148,7 +162,8 @@ fn report(
     let head: String = columns.iter().map(|c| format!(" {c}, s | ratio |")).collect();
     out += &format!("| network | GFLOP | products, convolutions, attention | s | GFLOP/s | of ceiling |{head}\n");
     out += &format!("|---|---|---|---|---|---|{}\n", "---|---|".repeat(columns.len()));
-    for Row { what, work, seconds } in rows {
+    let most = ceilings.products(setup.precision != Precision::F32);
+    for Row { what, work, seconds, .. } in rows {
         let total = work.total();
         let share = |part: f64| 100.0 * part / total.max(1.0);
         let speed = total / seconds / 1e9;
@@ -158,13 +173,16 @@ fn report(
             share(work.products),
             share(work.convolutions),
             share(work.attention),
-            100.0 * speed / ceilings.gflops
+            100.0 * speed / most
         );
         for column in &columns {
             let other = torch.and_then(|t| t.get(*column)?.get(*what)?.as_f64());
             out += &other.map_or(" | |".to_owned(), |other| format!(" {other:.3} | {:.2} |", seconds / other));
         }
         out.push('\n');
+    }
+    for row in rows {
+        out += &kernels::table(row.what, &row.computed, most, ceilings.read);
     }
     Ok(out)
 }

@@ -22,6 +22,14 @@ pub(crate) trait HostOp: Send + Sync {
     fn work(&self) -> usize {
         self.elements()
     }
+    /// Multiplications and additions of a product, as if it were computed directly; 0 for what is none.
+    fn operations(&self) -> usize {
+        0
+    }
+    /// The kernel's name.
+    fn name(&self) -> &'static str {
+        std::any::type_name::<Self>().rsplit("::").next().unwrap_or_default()
+    }
     /// Computes part `part` of `parts`. It must not unwind.
     ///
     /// # Safety

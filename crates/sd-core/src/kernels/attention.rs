@@ -59,6 +59,10 @@ impl HostOp for Attention {
         2 * self.batch * self.heads * self.queries * self.keys * (self.width + self.value_width)
     }
 
+    fn operations(&self) -> usize {
+        self.work()
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[q, k, v, ref mask @ ..] = operands else { return };
         let [q, k, v] = [q, k, v].map(|p| p.cast());

@@ -88,6 +88,10 @@ impl HostOp for Conv2d {
         2 * self.elements() * self.g.depth()
     }
 
+    fn operations(&self) -> usize {
+        self.work()
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, kernel, ref bias @ ..] = operands else { return };
         let p = Factors {

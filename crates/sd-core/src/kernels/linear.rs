@@ -41,6 +41,10 @@ impl HostOp for Linear {
         2 * self.m * self.n * self.k
     }
 
+    fn operations(&self) -> usize {
+        self.work()
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, w, ref bias @ ..] = operands else { return };
         let weight = Matrix::new(self.dtype, w, self.k);
@@ -78,6 +82,10 @@ impl HostOp for Products {
 
     fn work(&self) -> usize {
         self.which.len() * self.each.work()
+    }
+
+    fn operations(&self) -> usize {
+        self.work()
     }
 
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {

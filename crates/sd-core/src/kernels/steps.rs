@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
+use super::observe::noting;
 use crate::cancel::CancelToken;
 use crate::error::{Error, Result};
 use crate::ffi::{Buffer, HostOp};
@@ -104,7 +105,7 @@ pub(crate) fn run(steps: &[Step], memories: &[Memory], pool: &Pool, cancel: &Can
         let work = step.op.work();
         let parts = if work < SMALL { 1 } else { pool.threads * (work / LONG).clamp(1, 8) };
         let stopped = AtomicBool::new(false);
-        pool.each(parts, |part| {
+        let each = |part| {
             if cancel.is_cancelled() {
                 stopped.store(true, Ordering::Relaxed);
                 return;
@@ -113,7 +114,8 @@ pub(crate) fn run(steps: &[Step], memories: &[Memory], pool: &Pool, cancel: &Can
             // SAFETY: the memories are alive and every place is as large as the operation says; nobody else uses the
             // memories that are written, and each part has a place of its own in the result.
             unsafe { step.op.compute(out as *mut f32, &operands, part, parts) };
-        });
+        };
+        noting(&*step.op, || pool.each(parts, each));
         if stopped.into_inner() {
             return Err(Error::cancelled());
         }

@@ -162,6 +162,10 @@ impl HostOp for Winograd {
         8 * self.elements() * self.g.channels
     }
 
+    fn operations(&self) -> usize {
+        18 * self.elements() * self.g.channels
+    }
+
     unsafe fn compute(&self, out: *mut f32, operands: &[*const u8], part: usize, parts: usize) {
         let &[x, kernel, ref bias @ ..] = operands else { return };
         let (isa, g) = (self.isa, &self.g);
