@@ -12,8 +12,8 @@ use super::{Base, DEPTH, Isa, MAX_COLUMNS, Tile};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
 
-/// Keys of a block: whole tiles of rows on every instruction set.
-const KEYS: usize = 252;
+/// Keys of a block: whole tiles of rows on every instruction set, whose scores stay near.
+const KEYS: usize = 168;
 
 /// Elements of queries and results that a thread works on while it goes through the keys once, about.
 const GROUP: usize = 1 << 18;
@@ -332,10 +332,10 @@ pub(super) unsafe fn soften<W: Words>(t: &Scores) {
             top.store(max);
             // Where every score so far is minus infinity, weights are 0 rather than no numbers.
             let top = W::V::splat(f32::MIN).max(top);
-            let shrink = before.sub(top).exp2();
+            let shrink = W::exp2(before.sub(top));
             let below = W::V::splat(0.0).sub(top);
             let mut total = W::V::splat(0.0);
-            let weight = |j: usize| W::V::load(at(t.s, j, v)).mul_add(W::V::splat(scale), below).exp2();
+            let weight = |j: usize| W::exp2(W::V::load(at(t.s, j, v)).mul_add(W::V::splat(scale), below));
             for j in (0..t.keys).step_by(W::GRAIN) {
                 let first = weight(j);
                 let mut second = W::V::splat(0.0);

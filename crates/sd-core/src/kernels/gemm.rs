@@ -8,8 +8,11 @@ use super::{Base, DEPTH, Isa, Tile, pack};
 /// Tiles of rows that are packed at a time, at most.
 const CHUNK: usize = 16;
 
-/// Elements of the left factor up to which it is packed once for all columns.
-const WHOLE: usize = 1 << 18;
+/// Words of the left factor up to which it is packed once for all columns.
+const WHOLE: usize = 1 << 20;
+
+/// Words of a row or column that are packed at a time, at most.
+const DEEP: usize = 640;
 
 /// A product whose right factor is cut into panels, each as many columns wide as a tile.
 pub(super) trait Product {
@@ -73,67 +76,83 @@ unsafe fn block(isa: &Isa, p: &impl Product, rows: Range<usize>, panels: Range<u
     let (m, depth) = (rows.len(), p.depth());
     // Rows of a tile: as even as can be.
     let height = isa.height(m);
-    let whole = m.saturating_mul(depth) <= WHOLE;
-    let chunk = if whole { m } else { height * CHUNK };
+    let whole = m.saturating_mul(isa.words(depth)) <= WHOLE;
+    let chunk = (height * CHUNK).min(m);
     // A panel that few rows use is used while it is near.
-    let wide = if m <= isa.rows { 1 } else { (isa.block / isa.columns).max(1) };
+    let wide = if m <= isa.rows { 1 } else { (isa.block / isa.columns).max(1) }.min(panels.len());
+    // Blocks of terms that are added to the same elements one after another.
+    let most = (DEEP / isa.words(DEPTH)).max(1);
+    let blocks = depth.div_ceil(DEPTH);
+    let deep = blocks.div_ceil(blocks.div_ceil(most)) * DEPTH;
+    let panel_room = isa.words(DEPTH) * isa.columns;
     // The last panel has room for a word for each term.
-    let panels_size = (wide - 1) * isa.columns * isa.words(DEPTH) + isa.columns * DEPTH;
-    let sizes = [if whole { m * isa.words(depth) } else { chunk * isa.words(DEPTH) }, panels_size, pack::ROOM];
-    with(sizes, |[a, b, room]| {
-        // The tiles of rows `some` as panels one after another.
+    let b_size = wide * panel_room * (deep / DEPTH) + isa.columns * DEPTH;
+    let a_size = if whole { m * isa.words(depth) } else { chunk * isa.words(deep) };
+    with([a_size, b_size, pack::ROOM], |[a, b, room]| {
+        // The tiles of rows `some` as panels one after another, for each block of terms.
         let pack_tiles = |some: Range<usize>, terms: Range<usize>, to: *mut f32| {
-            for first in some.clone().step_by(height) {
-                let tile = first..(first + height).min(some.end);
-                let to = to.wrapping_add((first - some.start) * isa.words(terms.len()));
-                // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
-                unsafe { p.pack_rows(isa, tile, terms.clone(), to, room) };
+            for from in terms.clone().step_by(DEPTH) {
+                let block = from..(from + DEPTH).min(terms.end);
+                let to = to.wrapping_add(isa.words(from - terms.start) * some.len());
+                for first in some.clone().step_by(height) {
+                    let tile = first..(first + height).min(some.end);
+                    let to = to.wrapping_add((first - some.start) * isa.words(block.len()));
+                    // SAFETY: `to` lies in `a`, which holds all tiles of a chunk, or of all rows.
+                    unsafe { p.pack_rows(isa, tile, block.clone(), to, room) };
+                }
             }
         };
         if whole {
-            for from in (0..depth).step_by(DEPTH) {
-                pack_tiles(rows.clone(), from..(from + DEPTH).min(depth), a.wrapping_add(isa.words(from) * m));
-            }
+            pack_tiles(rows.clone(), 0..depth, a);
         }
         for first_panel in panels.clone().step_by(wide) {
             let some_panels = first_panel..(first_panel + wide).min(panels.end);
-            for from in (0..depth).step_by(DEPTH) {
-                let terms = from..(from + DEPTH).min(depth);
-                let words = isa.words(terms.len());
-                let panel_size = words * isa.columns;
-                for (i, panel) in some_panels.clone().enumerate() {
-                    let to = b.wrapping_add(i * panel_size);
-                    // SAFETY: `b` holds `wide` panels.
-                    unsafe { p.pack_columns(isa, panel, terms.clone(), to, room) };
+            for first in (0..depth).step_by(deep) {
+                let terms = first..(first + deep).min(depth);
+                for from in terms.clone().step_by(DEPTH) {
+                    let block = from..(from + DEPTH).min(terms.end);
+                    let to = b.wrapping_add((from - first) / DEPTH * wide * panel_room);
+                    for (i, panel) in some_panels.clone().enumerate() {
+                        let to = to.wrapping_add(i * isa.words(block.len()) * isa.columns);
+                        // SAFETY: `b` holds `wide` panels for each block.
+                        unsafe { p.pack_columns(isa, panel, block.clone(), to, room) };
+                    }
                 }
                 for first_row in rows.clone().step_by(chunk) {
                     let some_rows = first_row..(first_row + chunk).min(rows.end);
-                    let a = if whole {
-                        a.wrapping_add(isa.words(from) * m)
-                    } else {
-                        pack_tiles(some_rows.clone(), terms.clone(), a);
-                        a
+                    // The first row and term that are in `a`, and how many rows.
+                    let (a_row, a_term, a_rows) = match whole {
+                        true => (rows.start, 0, m),
+                        false => (some_rows.start, first, some_rows.len()),
                     };
+                    if !whole {
+                        pack_tiles(some_rows.clone(), terms.clone(), a);
+                    }
                     for (i, panel) in some_panels.clone().enumerate() {
                         let to = p.panel(isa, panel);
-                        for row in some_rows.clone().step_by(height) {
-                            let base = match (from, p.row_bias(), to.bias) {
-                                (0, Some(bias), _) => Base::Rows(bias.wrapping_add(row)),
-                                (0, None, Some(bias)) => Base::Columns(bias),
-                                (0, None, None) => Base::Zero,
-                                _ => Base::Sum,
-                            };
-                            let tile = Tile {
-                                depth: words,
-                                a: a.wrapping_add((row - some_rows.start) * words),
-                                b: b.wrapping_add(i * panel_size),
-                                c: to.c.wrapping_add(row * to.stride),
-                                stride: to.stride,
-                                columns: to.columns,
-                                base,
-                            };
-                            // SAFETY: both panels are packed, the tile's elements and biases exist.
-                            unsafe { (isa.tile)(height.min(some_rows.end - row), &tile) };
+                        for from in terms.clone().step_by(DEPTH) {
+                            let words = isa.words(DEPTH.min(terms.end - from));
+                            let a = a.wrapping_add(isa.words(from - a_term) * a_rows);
+                            let b = b.wrapping_add((from - first) / DEPTH * wide * panel_room);
+                            for row in some_rows.clone().step_by(height) {
+                                let base = match (from, p.row_bias(), to.bias) {
+                                    (0, Some(bias), _) => Base::Rows(bias.wrapping_add(row)),
+                                    (0, None, Some(bias)) => Base::Columns(bias),
+                                    (0, None, None) => Base::Zero,
+                                    _ => Base::Sum,
+                                };
+                                let tile = Tile {
+                                    depth: words,
+                                    a: a.wrapping_add((row - a_row) * words),
+                                    b: b.wrapping_add(i * words * isa.columns),
+                                    c: to.c.wrapping_add(row * to.stride),
+                                    stride: to.stride,
+                                    columns: to.columns,
+                                    base,
+                                };
+                                // SAFETY: both panels are packed, the tile's elements and biases exist.
+                                unsafe { (isa.tile)(height.min(some_rows.end - row), &tile) };
+                            }
                         }
                     }
                 }

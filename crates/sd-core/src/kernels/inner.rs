@@ -250,29 +250,6 @@ pub(super) unsafe fn halves<V: Vector>(from: *const u8, len: usize, to: *mut f32
     }
 }
 
-/// Blocks of `q8_0`: an f16 factor and [`Q8_0`] 8-bit integers each.
-///
-/// # Safety
-/// The machine has the instruction set of `V`; `from` is valid for `len` elements in whole blocks, `to` for `len`
-/// writes.
-#[inline(always)]
-pub(super) unsafe fn q8_0<V: Vector>(from: *const u8, len: usize, to: *mut f32) {
-    for i in (0..len).step_by(Q8_0) {
-        let block = from.wrapping_add(i / Q8_0 * (2 + Q8_0));
-        // SAFETY: as the caller promises.
-        unsafe {
-            let factor = half::f16::from_ne_bytes(block.cast::<[u8; 2]>().read()).to_f32();
-            for j in (0..Q8_0).step_by(V::LANES) {
-                let x = V::load_bytes(block.wrapping_add(2 + j).cast());
-                x.mul(V::splat(factor)).store(to.wrapping_add(i + j));
-            }
-        }
-    }
-}
-
-/// Elements of a block of `q8_0`.
-const Q8_0: usize = 32;
-
 /// The table of inner loops for one instruction set: registers `$vector`, compiled with `$feature`, tiles of
 /// at most as many rows as are listed.
 macro_rules! isa {
@@ -308,7 +285,7 @@ macro_rules! isa {
             transpose,
             gather,
             halves,
-            q8_0,
+            decode,
             soften,
             divide,
             strips,
@@ -351,9 +328,9 @@ macro_rules! isa {
         }
 
         $(#[target_feature(enable = $feature)])?
-        unsafe fn q8_0(from: *const u8, len: usize, to: *mut f32) {
+        unsafe fn decode(dtype: $crate::dtype::DType, from: *const u8, len: usize, to: *mut f32) -> bool {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::inner::q8_0::<$vector>(from, len, to) }
+            unsafe { $crate::kernels::blocks::decode::<$vector>(dtype, from, len, to) }
         }
 
         $(#[target_feature(enable = $feature)])?

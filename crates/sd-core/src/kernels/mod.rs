@@ -12,6 +12,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod blocks;
 mod ceiling;
 mod chain;
 mod conv2d;
@@ -42,10 +43,11 @@ pub(crate) use linear::{Linear, Products};
 pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, Upsample};
 pub(crate) use norm::{Norm, Softmax};
 pub use observe::{Computed, observe, processor_seconds};
-pub(crate) use pack::{can_read, is_faster_in_ggml};
+pub(crate) use pack::can_read;
 pub(crate) use steps::{Memory, Place, Pool, Step, run};
 pub(crate) use winograd::{Winograd, WinogradKernel};
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// Terms that are summed in registers before they are added to the result: whole blocks of every stored type.
@@ -164,8 +166,8 @@ pub(crate) struct Isa {
     gather: unsafe fn(index: &[i32], from: *const f32, plane: usize, count: usize, to: *mut f32, step: usize),
     /// f16 to f32.
     halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
-    /// `q8_0` to f32, whole blocks.
-    q8_0: unsafe fn(from: *const u8, len: usize, to: *mut f32),
+    /// Whole blocks to f32; false for types that it does not know.
+    decode: unsafe fn(dtype: DType, from: *const u8, len: usize, to: *mut f32) -> bool,
     /// Scores become weights.
     soften: unsafe fn(scores: &attention::Scores),
     /// `out[r][j] /= by[j]` for as many columns as a tile has.

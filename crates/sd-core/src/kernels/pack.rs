@@ -21,17 +21,12 @@ pub(crate) fn can_read(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || (dtype.is_quantised() && decoder(dtype).is_some())
 }
 
-/// Whether ggml multiplies with a matrix stored as `dtype` faster, with 8-bit integers.
-pub(crate) fn is_faster_in_ggml(dtype: DType) -> bool {
-    matches!(dtype, DType::Q2K | DType::Q3K | DType::Q4K | DType::Q5K | DType::Q6K)
-}
-
 fn decoder(dtype: DType) -> Option<Decoder> {
     types::decoder(dtype)
 }
 
 /// Asks for memory that is read soon; it need not exist.
-fn ahead(from: *const u8, bytes: usize) {
+pub(super) fn ahead(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for at in (0..bytes).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -189,13 +184,13 @@ impl Matrix {
         unsafe {
             match (self.dtype, self.decode) {
                 (DType::F16, _) => (isa.halves)(from, len, to),
-                (DType::Q8_0, _) => (isa.q8_0)(from, len, to),
                 (DType::BF16, _) => {
                     for i in 0..len {
                         let bits = u16::from_ne_bytes(from.wrapping_add(2 * i).cast::<[u8; 2]>().read());
                         *to.wrapping_add(i) = f32::from_bits(u32::from(bits) << 16);
                     }
                 }
+                _ if (isa.decode)(self.dtype, from, len, to) => {}
                 (_, Some(decode)) => decode(from.cast(), to, len as i64),
                 // `can_read` was asked before.
                 (_, None) => std::slice::from_raw_parts_mut(to, len).fill(f32::NAN),

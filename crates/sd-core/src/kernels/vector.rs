@@ -165,6 +165,8 @@ pub(super) trait Words {
     const GRAIN: usize;
     /// `sum` plus the products of the terms of `a` and `b`.
     unsafe fn dot(a: Self::V, b: Self::V, sum: Self::V) -> Self::V;
+    /// `2^x` for what is at most about 0, as exact as a term.
+    unsafe fn exp2(x: Self::V) -> Self::V;
     /// Words of two terms: those of the first, and after them those of the second.
     unsafe fn pair(first: Self::V, second: Self::V) -> Self::V;
 }
@@ -180,6 +182,12 @@ impl<V: Vector> Words for Single<V> {
     unsafe fn dot(a: V, b: V, sum: V) -> V {
         // SAFETY: as the caller promises.
         unsafe { a.mul_add(b, sum) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2(x: V) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { x.exp2() }
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::conv2d::Geometry;
 use super::inner::WIDE;
-use super::pack::Matrix;
+use super::pack::{Matrix, ahead};
 use super::scratch::{share, with};
 use super::vector::{Vector, Words};
 use super::{Base, DEPTH, Isa, MAX_COLUMNS, Tile};
@@ -198,18 +198,26 @@ impl HostOp for Winograd {
                 for (i, panel) in panels.clone().enumerate() {
                     let (image, tiles) = place(panel);
                     let plane = |c: usize| (image * g.channels + c) * g.image[0] * g.image[1];
+                    let soon = |c: usize| {
+                        if c + SOON < g.channels {
+                            self.ahead(&data, plane(c + SOON), tiles.clone());
+                        }
+                    };
                     let to = |c: usize| v.wrapping_add(i * panel_size + isa.words(c) * columns);
                     let step = words * columns;
                     // SAFETY: the planes exist, and the panel has room for the channels.
                     unsafe {
                         let Some(narrow) = &isa.narrow else {
                             for c in 0..g.channels {
+                                soon(c);
                                 self.take_in(&data, plane(c), tiles.clone(), lines, to(c), step);
                             }
                             continue;
                         };
                         for c in (0..g.channels).step_by(2) {
                             let second = pair.wrapping_add(POINTS * columns);
+                            soon(c);
+                            soon(c + 1);
                             self.take_in(&data, plane(c), tiles.clone(), lines, pair, columns);
                             if c + 1 < g.channels {
                                 self.take_in(&data, plane(c + 1), tiles.clone(), lines, second, columns);
@@ -234,6 +242,9 @@ impl HostOp for Winograd {
         });
     }
 }
+
+/// Channels whose inputs are on their way while one is transformed.
+const SOON: usize = 4;
 
 /// Elements beyond the last tile's that may be read.
 const ROOM: usize = 64;
@@ -261,6 +272,17 @@ impl Winograd {
             let (from, to) = ((row * width).max(tiles.start), ((row + 1) * width).min(tiles.end));
             (row, from - row * width, from - tiles.start, to - from)
         })
+    }
+
+    /// Asks for the inputs of `tiles` in the plane from element `plane` on.
+    fn ahead(&self, data: &Data, plane: usize, tiles: Range<usize>) {
+        let ([h, w], padding) = (self.g.image, self.g.padding);
+        for (row, column, _, count) in self.runs(tiles) {
+            for y in (0..4).filter_map(|i| (2 * row + i).checked_sub(padding)).filter(|&y| y < h) {
+                let from = data.x.wrapping_add(plane + y * w + (2 * column).saturating_sub(padding));
+                ahead(from.cast(), 4 * (2 * count + 2));
+            }
+        }
     }
 
     /// Transforms the inputs of `tiles` in the plane from element `plane` on.

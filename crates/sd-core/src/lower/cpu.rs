@@ -5,7 +5,7 @@ use super::layout::ne;
 use crate::error::Result;
 use crate::ffi::{HostOp, Id};
 use crate::graph::{Node, Op};
-use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read, is_faster_in_ggml};
+use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read};
 
 impl Lowering<'_> {
     /// `node` computed by a kernel, if there is one for it.
@@ -18,7 +18,7 @@ impl Lowering<'_> {
                 let [lead @ .., n, k] = w_dims.as_slice() else { return Ok(None) };
                 let dtype = self.ctx.dtype(w)?;
                 let m = x.iter().take(x.len() - 1).product();
-                let fits = lead.iter().all(|&d| d == 1) && can_read(dtype) && !is_faster_in_ggml(dtype);
+                let fits = lead.iter().all(|&d| d == 1) && can_read(dtype);
                 let bias = node.inputs.len() > 2;
                 fits.then(|| Box::new(Linear { isa, m, n: *n, k: *k, dtype, bias }) as Box<dyn HostOp>)
             }

@@ -13,7 +13,6 @@ use crate::graph::{self, Node, Op, Program, Var};
 use crate::kernels::{
     Attention, Chain, Code, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place, Products,
     Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read,
-    is_faster_in_ggml,
 };
 use crate::plan::Segment;
 
@@ -236,7 +235,7 @@ impl Lowering<'_> {
             Op::Linear { .. } => {
                 let all = self.operands(node)?;
                 let (&[n, k], dtype) = (all[1].dims.as_slice(), all[1].dtype) else { return Ok(None) };
-                if !can_read(dtype) || is_faster_in_ggml(dtype) {
+                if !can_read(dtype) {
                     return Ok(None);
                 }
                 let m = all[0].elements() / k;
