@@ -17,16 +17,17 @@ pub fn multiply_add(factors: Factors, steps: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]
     {
         let wide = is_x86_feature_detected!("avx512f");
-        // SAFETY, for all: the processor has the instructions.
-        let lanes = match factors {
-            Factors::F32 if wide => unsafe { x86::f32s(steps) },
-            Factors::F32 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => unsafe {
-                x86::f32s_of_256_bits(steps)
-            },
-            Factors::Bf16 if wide && is_x86_feature_detected!("avx512bf16") => unsafe { x86::bf16s(steps) },
-            Factors::Int8 if wide && is_x86_feature_detected!("avx512vnni") => unsafe { x86::int8s(steps) },
+        let run: unsafe fn(usize) -> usize = match factors {
+            Factors::F32 if wide => x86::f32s,
+            Factors::F32 if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") => {
+                x86::f32s_of_256_bits
+            }
+            Factors::Bf16 if wide && is_x86_feature_detected!("avx512bf16") => x86::bf16s,
+            Factors::Int8 if wide && is_x86_feature_detected!("avx512vnni") => x86::int8s,
             _ => return None,
         };
+        // SAFETY: the processor has the instructions.
+        let lanes = unsafe { run(steps) };
         Some(2.0 * (lanes * SUMS * steps) as f64)
     }
     #[cfg(not(target_arch = "x86_64"))]
