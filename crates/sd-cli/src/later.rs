@@ -27,7 +27,6 @@ const FLAGS: &[&str] = &[
     "clip-on-cpu",
     "vae-on-cpu",
     "control-net-cpu",
-    "vae-tiling",
     "temporal-tiling",
     "hires",
 ];
@@ -91,9 +90,6 @@ const VALUES: &[&str] = &[
     "fps",
     "vace-strength",
     "qwen-image-layers",
-    "vae-tile-size",
-    "vae-relative-tile-size",
-    "vae-tile-overlap",
     "extra-tiling-args",
     "cache-mode",
     "cache-option",

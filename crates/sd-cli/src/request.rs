@@ -63,6 +63,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         circular_x: pictures.circular || pictures.circularx,
         circular_y: pictures.circular || pictures.circulary,
         refiner_switch: steps.refiner_switch,
+        vae_tiling: args.larger.vae_tiling(),
         upscale: args.model.upscale_model.is_some().then(|| upscale(args)),
         loras: Vec::new(),
     })

@@ -19,6 +19,7 @@ use crate::names::{Part, part_of};
 use crate::report::{Report, explain};
 use crate::scaled;
 use crate::vae::kl;
+use crate::vae::steps::{self, Piece, Step};
 
 /// The files a model is opened from. A part that is given apart replaces the one in `model`.
 #[derive(Clone, Default)]
@@ -322,6 +323,47 @@ impl Model {
         g.finish(&[y])
     }
 
+    /// Decoding in steps: the program that makes the first step's `x` of `latent [1, channels, h, w]` in the
+    /// autoencoder's scale, and the steps that make a picture of it. See [`Step`].
+    ///
+    /// # Errors
+    /// A weight is missing or misshapen.
+    pub fn decode_steps(&self, h: usize, w: usize, circular: [bool; 2]) -> Result<(Program, Vec<Step>)> {
+        let (g, scope) = (Graph::new(), self.vae()?.scope());
+        let latent = g.input("latent", &[1, self.info.latent.channels, h, w], DType::F32)?;
+        let x = steps::decode_start(&g, scope, &self.kl, latent, circular)?;
+        Ok((g.finish(&[x])?, steps::decoding(scope, &self.kl)))
+    }
+
+    /// Encoding in steps, the first of which reads a picture.
+    ///
+    /// # Errors
+    /// The autoencoder has no encoder.
+    pub fn encode_steps(&self) -> Result<Vec<Step>> {
+        self.wants_encoder()?;
+        steps::encoding(self.vae()?.scope())
+    }
+
+    /// What follows [`Model::encode_steps`]: `x [1, c, h, w]` to the moments that [`Model::encode_program`] gives.
+    ///
+    /// # Errors
+    /// A weight is missing or misshapen.
+    pub fn encode_end_program(&self, [c, h, w]: [usize; 3], circular: [bool; 2]) -> Result<Program> {
+        let g = Graph::new();
+        let x = g.input("x", &[1, c, h, w], DType::F32)?;
+        let y = steps::encode_end(&g, self.vae()?.scope(), x, circular)?;
+        g.finish(&[y])
+    }
+
+    /// The program of a step on a piece, whose `x` and `y` have these many channels. It reads `x`, and where the step says
+    /// so `y`, `factor` and `offset`.
+    ///
+    /// # Errors
+    /// A weight is missing or misshapen.
+    pub fn step_program(&self, step: &Step, piece: Piece, channels: [usize; 2]) -> Result<Program> {
+        step.program(self.vae()?.scope(), piece, channels)
+    }
+
     /// Whether the autoencoder can turn pictures into latents.
     pub fn can_encode(&self) -> bool {
         self.vae().is_ok_and(|c| c.scope().contains("encoder"))
@@ -333,14 +375,19 @@ impl Model {
     /// # Errors
     /// A side is no multiple of `f`, the autoencoder has no encoder, or a weight is missing or misshapen.
     pub fn encode_program(&self, batch: usize, h: usize, w: usize, circular: [bool; 2]) -> Result<Program> {
-        if !self.can_encode() {
-            return Err(Error::request("the VAE has no encoder, so it cannot read pictures")
-                .hint("give a full one with --vae"));
-        }
+        self.wants_encoder()?;
         let g = Graph::new();
         let image = g.input("image", &[batch, 3, h, w], DType::F32)?;
         let y = kl::encode(&g, self.vae()?.scope(), &self.kl, image, circular)?;
         g.finish(&[y])
+    }
+
+    fn wants_encoder(&self) -> Result<()> {
+        if self.can_encode() {
+            return Ok(());
+        }
+        let e = Error::request("the VAE has no encoder, so it cannot read pictures");
+        Err(e.hint("give a full one with --vae"))
     }
 }
 

@@ -43,7 +43,7 @@ pub use observer::{Observer, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner, Upscaled};
 pub use request::{
     Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES,
-    MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers,
+    MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers, VaeTiling,
 };
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};

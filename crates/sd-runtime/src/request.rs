@@ -26,6 +26,10 @@ pub const MAX_BATCH: u32 = 1_024;
 /// The most reference pictures of one request.
 pub const MAX_REFERENCES: usize = 16;
 
+/// Latent positions along each side of an autoencoder's piece where nothing is said, and the fewest there can be.
+const DEFAULT_TILE: u32 = 32;
+const LEAST_TILE: u32 = 4;
+
 /// What to draw. What is `None` takes the model's default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -99,10 +103,39 @@ pub struct ImageRequest {
     /// The share of the noise's timesteps after which the refiner takes over, if the engine has one. Default 0.8; 1
     /// leaves it out.
     pub refiner_switch: Option<f32>,
+    /// Runs the autoencoder in pieces, which takes less memory of the device. The result is the same.
+    pub vae_tiling: Option<VaeTiling>,
     /// Makes the pictures larger with the engine's upscaler.
     pub upscale: Option<UpscaleOptions>,
     /// Adapters beside those that the prompt's `<lora:name:strength>` name.
     pub loras: Vec<LoraChoice>,
+}
+
+/// How large the pieces are that an autoencoder computes one by one. Both fields are of width and height.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VaeTiling {
+    /// Latent positions of a piece; below 4 it is 32.
+    pub tile: [u32; 2],
+    /// In place of `tile` where it is not 0: up to 1 the share of the latent, above the number of pieces.
+    pub relative: [f32; 2],
+}
+
+impl VaeTiling {
+    /// Rows and columns of a piece of a latent `[h, w]`.
+    pub(crate) fn piece(self, size: [usize; 2]) -> [usize; 2] {
+        let side = |side: usize, tile: u32, relative: f32| {
+            let tile = match relative {
+                r if r > 1.0 => (side as f64 / f64::from(r)).ceil() as usize,
+                r if r > 0.0 => (side as f64 * f64::from(r)).round() as usize,
+                _ if tile < LEAST_TILE => DEFAULT_TILE as usize,
+                _ => tile as usize,
+            };
+            tile.max(LEAST_TILE as usize).min(side)
+        };
+        let ([h, w], [tw, th], [rw, rh]) = (size, self.tile, self.relative);
+        [side(h, th, rh), side(w, tw, rw)]
+    }
 }
 
 /// An adapter file and how strongly it is applied.

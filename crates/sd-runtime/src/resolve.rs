@@ -67,6 +67,11 @@ impl ImageRequest {
                 return Err(Error::request(format!("{field}: holds a NUL character, want text")));
             }
         }
+        if let Some(wrong) =
+            self.vae_tiling.and_then(|t| t.relative.into_iter().find(|r| !r.is_finite() || *r < 0.0))
+        {
+            return Err(Error::request(format!("vae_tiling.relative: want numbers of 0 or more, got {wrong}")));
+        }
         let (prompt, loras) = self.tagged(given.tags, &mut warnings)?;
         self.check_pictures(facts)?;
         let [width, height] = self.size(defaults)?;

@@ -8,8 +8,8 @@ use crate::diffusion::{conv, pad};
 
 // Layers that read values no norm has bounded are wide: in SDXL's autoencoder these leave the range of f16.
 
-const GROUPS: usize = 32;
-const EPS: f32 = 1e-6;
+pub(super) const GROUPS: usize = 32;
+pub(super) const EPS: f32 = 1e-6;
 
 /// Sizes, read off the weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,10 +43,8 @@ impl Config {
 /// # Errors
 /// Weights do not fit.
 pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var, circular: [bool; 2]) -> Result<Var> {
-    let mut x = quant(g, w, "post_quant_conv", latent)?;
+    let mut x = decode_middle(g, w, latent, circular)?;
     let w = w.sub("decoder");
-    x = conv(g, &w.conv2d("conv_in")?, x, 1, circular)?;
-    x = middle(g, &w.sub("mid"), x, circular)?;
     for i in (0..cfg.levels).rev() {
         let w = w.at("up", i);
         x = blocks(g, &w, x, circular)?;
@@ -59,6 +57,14 @@ pub fn decode(g: &Graph, w: &Scope, cfg: &Config, latent: Var, circular: [bool; 
     }
     let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
     conv(g, &w.conv2d("conv_out")?, x, 1, circular)
+}
+
+/// Decoding up to the first level.
+pub(super) fn decode_middle(g: &Graph, w: &Scope, latent: Var, circular: [bool; 2]) -> Result<Var> {
+    let x = quant(g, w, "post_quant_conv", latent)?;
+    let w = w.sub("decoder");
+    let x = conv(g, &w.conv2d("conv_in")?, x, 1, circular)?;
+    middle(g, &w.sub("mid"), x, circular)
 }
 
 /// Mean and logarithm of the variance, `[b, 2 z, H / f, W / f]`, of the latents of `image [b, 3, H, W]`, which runs
@@ -87,7 +93,13 @@ pub fn encode(g: &Graph, w: &Scope, cfg: &Config, image: Var, circular: [bool; 2
             g.cut(&w, &[x]);
         }
     }
-    x = middle(g, &w.sub("mid"), x, circular)?;
+    encode_end(g, root, x, circular)
+}
+
+/// Encoding after the last level.
+pub(super) fn encode_end(g: &Graph, root: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
+    let w = root.sub("encoder");
+    let x = middle(g, &w.sub("mid"), x, circular)?;
     let x = g.silu(g.group_norm(&w.norm("norm_out")?, x, GROUPS, EPS)?)?;
     let x = conv(g, &w.conv2d("conv_out")?, x, 1, circular)?;
     quant(g, root, "quant_conv", x)
@@ -108,7 +120,7 @@ fn middle(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
     Ok(x)
 }
 
-fn blocks(g: &Graph, w: &Scope, mut x: Var, circular: [bool; 2]) -> Result<Var> {
+pub(super) fn blocks(g: &Graph, w: &Scope, mut x: Var, circular: [bool; 2]) -> Result<Var> {
     for i in 0..w.count("block")? {
         let w = w.at("block", i);
         x = resnet(g, &w, x, circular)?;
@@ -122,14 +134,18 @@ fn resnet(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
     let y = conv(g, &w.conv2d("conv1")?, y, 1, circular)?;
     let y = g.silu(g.group_norm(&w.norm("norm2")?, y, GROUPS, EPS)?)?;
     let y = conv(g, &w.conv2d("conv2")?, y, 1, circular)?;
-    let x = if w.contains("nin_shortcut") {
-        g.conv2d(&w.conv2d("nin_shortcut")?.wide(), x, Conv2dOptions::default())?
-    } else {
-        x
-    };
-    let x = g.add(x, y)?;
+    let x = g.add(shortcut(g, w, x)?, y)?;
     g.label(x, w.path());
     Ok(x)
+}
+
+/// What a residual block adds to: its input, with as many channels as its result.
+pub(super) fn shortcut(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    if w.contains("nin_shortcut") {
+        g.conv2d(&w.conv2d("nin_shortcut")?.wide(), x, Conv2dOptions::default())
+    } else {
+        Ok(x)
+    }
 }
 
 /// One head over all positions. The projections are matrices or 1×1 convolutions.

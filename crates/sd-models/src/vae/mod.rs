@@ -1,3 +1,4 @@
 //! Autoencoders: pictures to latents and back.
 
 pub mod kl;
+pub mod steps;

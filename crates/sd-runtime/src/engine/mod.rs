@@ -5,6 +5,7 @@ mod evaluate;
 mod facts;
 mod networks;
 mod prepared;
+mod steps;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};

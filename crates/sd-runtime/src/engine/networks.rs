@@ -5,15 +5,16 @@ use std::sync::Arc;
 
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Error, Precision, Result, RunnerOptions, Tensor, TypePolicy, WeightSource,
-    convert,
+    CancelToken, Cuts, DType, Device, Error, Precision, Program, Result, RunnerOptions, Tensor, TypePolicy,
+    WeightSource, convert,
 };
-use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt};
+use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, Step};
 
 use super::adapters::{Chosen, Folders, Library, LoraMode};
 use super::evaluate::Evaluator;
 use super::facts::facts;
-use crate::generate::{Call, Facts, Moments, Networks};
+use super::steps::Steps;
+use crate::generate::{Call, Coding, Facts, Moments, Networks};
 use crate::guidance::Prediction;
 use crate::observer::Stage;
 use crate::request::LoraChoice;
@@ -138,6 +139,30 @@ impl Loaded {
         self.prompts.clear();
     }
 
+    /// The most workspace that a segment of a program takes.
+    fn workspace(&mut self, part: Part, program: &Program) -> Result<usize> {
+        let segments = runner(&mut self.runners, part)?.measure(program)?;
+        Ok(segments.iter().map(|s| s.workspace).max().unwrap_or(0))
+    }
+
+    /// What an autoencoder's steps make of `x`, in pieces of as many pixels as `piece` has latent positions.
+    fn in_steps(
+        &mut self,
+        steps: &[Step],
+        x: Tensor,
+        piece: [usize; 2],
+        coding: Coding,
+        cancel: &CancelToken,
+    ) -> Result<Tensor> {
+        let piece = piece.map(|side| side.saturating_mul(self.facts.pixels));
+        self.autoencoder(coding.precise)?;
+        let runner = match (&mut self.precise_vae, coding.precise) {
+            (Some(precise), true) => precise,
+            _ => runner(&mut self.runners, Part::Autoencoder)?,
+        };
+        Steps { model: &self.model, runner, piece, circular: coding.circular, cancel }.run(steps, x)
+    }
+
     /// The runner of the autoencoder, with f32 weights if `precise`.
     fn autoencoder(&mut self, precise: bool) -> Result<&mut Runner> {
         if !precise {
@@ -164,32 +189,38 @@ impl Networks for Loaded {
         &self.facts
     }
 
-    fn fits(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<()> {
-        let total = self.device.memory().total;
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
         let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
-        let network = self.model.diffusion_program(&evaluation)?;
         let [h, w] = evaluation.size;
-        let decoder = self.model.decode_program(1, h, w, evaluation.circular)?;
-        const SIZE: &str = "width, height";
-        let mut programs = vec![
-            (SIZE, Stage::Denoise, Part::Diffusion, network),
-            (SIZE, Stage::Decode, Part::Autoencoder, decoder),
+        // What an autoencoder does not do in pieces.
+        let (start, _) = self.model.decode_steps(h, w, evaluation.circular)?;
+        let programs = [
+            (Stage::Denoise, Part::Diffusion, self.model.diffusion_program(&evaluation)?),
+            (Stage::Decode, Part::Autoencoder, start),
         ];
-        let mut sizes: Vec<(&str, [usize; 2])> = encodes.then_some((SIZE, evaluation.size)).into_iter().collect();
-        // The largest need most.
-        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
-        sizes.extend(largest.map(|size| ("ref_images", *size)));
-        for (field, size) in sizes {
-            let [h, w] = size.map(|side| side * self.facts.pixels);
-            let encoder = self.model.encode_program(1, h, w, evaluation.circular)?;
-            programs.push((field, Stage::Encode, Part::Autoencoder, encoder));
-        }
-        for (field, stage, part, program) in programs {
-            let steps = runner(&mut self.runners, part)?.measure(&program)?;
-            let need = steps.iter().map(|s| s.workspace).max().unwrap_or(0);
-            has_room(field, stage, need, self.device.name(), total)?;
+        for (stage, part, program) in programs {
+            let need = self.workspace(part, &program)?;
+            has_room("width, height", stage, need, self.device.name(), self.device.memory().total)?;
         }
         Ok(())
+    }
+
+    fn fits_whole(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<bool> {
+        let [h, w] = evaluation.size;
+        let mut programs = vec![self.model.decode_program(1, h, w, evaluation.circular)?];
+        // The largest need most.
+        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
+        for size in encodes.then_some(&evaluation.size).into_iter().chain(largest) {
+            let [h, w] = size.map(|side| side * self.facts.pixels);
+            programs.push(self.model.encode_program(1, h, w, evaluation.circular)?);
+        }
+        let total = self.device.memory().total;
+        for program in programs {
+            if total > 0 && self.workspace(Part::Autoencoder, &program)? > total {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning> {
@@ -221,16 +252,22 @@ impl Networks for Loaded {
         self.evaluator.predict(&self.model, runner, call, cancel)
     }
 
-    fn encode(
-        &mut self,
-        picture: &Tensor,
-        circular: [bool; 2],
-        precise: bool,
-        cancel: &CancelToken,
-    ) -> Result<Moments> {
-        let [_, _, h, w] = dims(picture)?;
-        let program = self.model.encode_program(1, h, w, circular)?;
-        let moments = only(self.autoencoder(precise)?.run(&program, &[("image", picture)], cancel)?)?;
+    fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments> {
+        let moments = match coding.piece {
+            Some(piece) => {
+                let steps = self.model.encode_steps()?;
+                let x = self.in_steps(&steps, picture.clone(), piece, coding, cancel)?;
+                let [_, c, h, w] = dims(&x)?;
+                let program = self.model.encode_end_program([c, h, w], coding.circular)?;
+                self.autoencoder(coding.precise)?.run(&program, &[("x", &x)], cancel)?
+            }
+            None => {
+                let [_, _, h, w] = dims(picture)?;
+                let program = self.model.encode_program(1, h, w, coding.circular)?;
+                self.autoencoder(coding.precise)?.run(&program, &[("image", picture)], cancel)?
+            }
+        };
+        let moments = only(moments)?;
         let [_, c, h, w] = dims(&moments)?;
         let (mean, log_variance) = moments.values().split_at(moments.values().len() / 2);
         let latent = self.model.info().latent;
@@ -242,18 +279,17 @@ impl Networks for Loaded {
         Ok(Moments { mean, deviation })
     }
 
-    fn decode(
-        &mut self,
-        latent: &Tensor,
-        circular: [bool; 2],
-        precise: bool,
-        cancel: &CancelToken,
-    ) -> Result<Tensor> {
+    fn decode(&mut self, latent: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Tensor> {
         let [_, _, h, w] = dims(latent)?;
-        let program = self.model.decode_program(1, h, w, circular)?;
         let mut latent = latent.clone();
         self.model.info().latent.to_autoencoder(&mut latent);
-        only(self.autoencoder(precise)?.run(&program, &[("latent", &latent)], cancel)?)
+        let Some(piece) = coding.piece else {
+            let program = self.model.decode_program(1, h, w, coding.circular)?;
+            return only(self.autoencoder(coding.precise)?.run(&program, &[("latent", &latent)], cancel)?);
+        };
+        let (start, steps) = self.model.decode_steps(h, w, coding.circular)?;
+        let x = only(self.autoencoder(coding.precise)?.run(&start, &[("latent", &latent)], cancel)?)?;
+        self.in_steps(&steps, x, piece, coding, cancel)
     }
 
     fn broken_weight(&self, stage: Stage) -> Option<String> {

@@ -12,7 +12,7 @@ use crate::input::InputImage;
 use crate::observer::{Observer, Progress, Stage};
 use crate::parameters::Parameters;
 use crate::picture::Sizes;
-use crate::request::{GeneratedImage, ImageRequest};
+use crate::request::{GeneratedImage, ImageRequest, VaeTiling};
 use crate::resolve::Resolved;
 use crate::schedule::{Ays, SigmaTable, linear_mu};
 use crate::upscale::Upscaler;
@@ -24,10 +24,13 @@ pub(crate) trait Networks {
     /// What the model is.
     fn facts(&self) -> &Facts;
 
-    /// An error if the device cannot hold what this evaluation of the diffusion network needs, or decoding its
-    /// latent, or encoding its references and, if `encodes`, a picture of its size, before anything is allocated.
-    /// Tokens of the context are not known yet.
-    fn fits(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<()>;
+    /// An error if the device cannot hold what this evaluation of the diffusion network needs, before anything is
+    /// allocated. Tokens of the context are not known yet.
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()>;
+
+    /// Whether the device can hold what decoding a latent of the evaluation's size takes, and encoding its references
+    /// and, if `encodes`, a picture of that size.
+    fn fits_whole(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<bool>;
 
     /// What a prompt conditions the diffusion network on.
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
@@ -35,28 +38,25 @@ pub(crate) trait Networks {
     /// The raw prediction of each branch.
     fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>>;
 
-    /// The distribution of the latents of a picture `[1, 3, h, w]`, values from -1 to 1; `precise` computes with f32
-    /// weights. The picture repeats down and across as `circular` says.
-    fn encode(
-        &mut self,
-        picture: &Tensor,
-        circular: [bool; 2],
-        precise: bool,
-        cancel: &CancelToken,
-    ) -> Result<Moments>;
+    /// The distribution of the latents of a picture `[1, 3, h, w]`, values from -1 to 1.
+    fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments>;
 
-    /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent, which repeats down and across as `circular` says;
-    /// `precise` computes with f32 weights.
-    fn decode(
-        &mut self,
-        latent: &Tensor,
-        circular: [bool; 2],
-        precise: bool,
-        cancel: &CancelToken,
-    ) -> Result<Tensor>;
+    /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent.
+    fn decode(&mut self, latent: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Tensor>;
 
     /// The first weight with a NaN or an infinity in the part that runs in `stage`, for messages.
     fn broken_weight(&self, stage: Stage) -> Option<String>;
+}
+
+/// How an autoencoder runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Coding {
+    /// The picture repeats down and across.
+    pub(crate) circular: [bool; 2],
+    /// Weights are f32.
+    pub(crate) precise: bool,
+    /// Rows and columns of latent positions that are computed at once; all without it.
+    pub(crate) piece: Option<[usize; 2]>,
 }
 
 /// What a model is, as far as a request depends on it.
@@ -204,13 +204,15 @@ pub(crate) fn run(
         circular: p.circular(),
         ..Evaluation::default()
     };
-    net.fits(&evaluation, request.init_image.is_some() || net.facts().joined != Joined::None)?;
+    net.fits(&evaluation)?;
+    let encodes = request.init_image.is_some() || net.facts().joined != Joined::None;
+    let coding = coding(net, &evaluation, encodes, request.vae_tiling, watch)?;
     let conditions = conditions(net, resolved, guide.reads_negative(), first, watch)?;
-    let pictures = Pictures::encode(net, request, p, &size, first, watch)?;
+    let pictures = Pictures::encode(net, request, p, &size, coding, first, watch)?;
     let mut models = vec![Model { net, conditions, evaluation: evaluation.clone() }];
     if let Some(net) = refiner {
         let evaluation = Evaluation { references: Vec::new(), ..evaluation };
-        net.fits(&evaluation, false)?;
+        net.fits(&evaluation)?;
         let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
         models.push(Model { net, conditions, evaluation });
     }
@@ -220,7 +222,7 @@ pub(crate) fn run(
         let place = Place { image, images };
         let latent = denoise::denoise(&mut models, &parameters, &size, &run, &pictures, place, watch)?;
         let Some(Model { net, .. }) = models.first_mut() else { return Err(Error::internal("no model")) };
-        let pixels = decode(*net, &latent, p.circular(), place, watch)?;
+        let pixels = decode(*net, &latent, coding, place, watch)?;
         let mut rgb = size.crop_to_rgb(&pixels)?;
         pictures.paste(&mut rgb);
         let mut image = InputImage { width: p.width, height: p.height, rgb };
@@ -260,10 +262,29 @@ fn conditions(
     Ok(Conditions { cond, uncond })
 }
 
+/// How the autoencoder runs: in pieces if the request says so, or if it cannot run at once.
+fn coding(
+    net: &mut dyn Networks,
+    evaluation: &Evaluation,
+    encodes: bool,
+    tiling: Option<VaeTiling>,
+    watch: &mut Watch<'_>,
+) -> Result<Coding> {
+    let whole = Coding { circular: evaluation.circular, ..Coding::default() };
+    if let Some(tiling) = tiling {
+        return Ok(Coding { piece: Some(tiling.piece(evaluation.size)), ..whole });
+    }
+    if net.fits_whole(evaluation, encodes)? {
+        return Ok(whole);
+    }
+    watch.observer.warning("the device cannot hold the autoencoder's work at once; it is done in pieces");
+    Ok(Coding { piece: Some(VaeTiling::default().piece(evaluation.size)), ..whole })
+}
+
 fn decode(
     net: &mut dyn Networks,
     latent: &Tensor,
-    circular: [bool; 2],
+    coding: Coding,
     place: Place,
     watch: &mut Watch<'_>,
 ) -> Result<Tensor> {
@@ -271,10 +292,10 @@ fn decode(
     place.report(watch, stage, 0, 1);
     watch.cancel.check()?;
     let context = |e: Error| e.context(stage.name());
-    let mut pixels = net.decode(latent, circular, false, watch.cancel).map_err(context)?;
+    let mut pixels = net.decode(latent, coding, watch.cancel).map_err(context)?;
     if !pixels.is_finite() {
         watch.observer.warning("decoding gave NaN or infinite values; decoding again with f32 weights");
-        pixels = net.decode(latent, circular, true, watch.cancel).map_err(context)?;
+        pixels = net.decode(latent, Coding { precise: true, ..coding }, watch.cancel).map_err(context)?;
         if !pixels.is_finite() {
             return Err(non_finite(net, stage, "the picture"));
         }

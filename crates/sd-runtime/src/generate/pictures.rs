@@ -4,7 +4,7 @@
 use sd_core::{Error, Result, Tensor};
 use sd_models::Joined;
 
-use super::{Facts, Moments, Networks, Place, Watch, non_finite};
+use super::{Coding, Facts, Moments, Networks, Place, Watch, non_finite};
 use crate::input::{InputImage, to_values};
 use crate::observer::Stage;
 use crate::parameters::Parameters;
@@ -44,6 +44,7 @@ impl Pictures {
         request: &ImageRequest,
         p: &Parameters,
         size: &Sizes,
+        coding: Coding,
         place: Place,
         watch: &mut Watch<'_>,
     ) -> Result<Pictures> {
@@ -57,7 +58,7 @@ impl Pictures {
         let joins = facts.joined != Joined::None;
         let starts = image.is_some() && (p.strength.is_some() || blends);
         let total = usize::from(starts) + usize::from(joins) + request.ref_images.len();
-        let mut encoder = Encoder { net, circular: p.circular(), place, watch, done: 0, total };
+        let mut encoder = Encoder { net, coding, place, watch, done: 0, total };
 
         let values = image.as_ref().map(|i| to_values(&size.embed(i, 3), size.computed())).transpose()?;
         let clean = match values.as_ref().filter(|_| starts) {
@@ -154,7 +155,7 @@ fn reference_pixels(image: &InputImage, p: &Parameters) -> [u32; 2] {
 /// Encodes pictures and reports how many are done.
 struct Encoder<'a, 'w> {
     net: &'a mut dyn Networks,
-    circular: [bool; 2],
+    coding: Coding,
     place: Place,
     watch: &'a mut Watch<'w>,
     done: usize,
@@ -174,10 +175,11 @@ impl Encoder<'_, '_> {
         let stage = Stage::Encode;
         let context = |e: Error| e.context(format!("{} {field}", stage.name()));
         let finite = |m: &Moments| m.mean.is_finite() && m.deviation.is_finite();
-        let mut moments = self.net.encode(picture, self.circular, false, self.watch.cancel).map_err(context)?;
+        let mut moments = self.net.encode(picture, self.coding, self.watch.cancel).map_err(context)?;
         if !finite(&moments) {
             self.watch.observer.warning("encoding gave NaN or infinite values; encoding again with f32 weights");
-            moments = self.net.encode(picture, self.circular, true, self.watch.cancel).map_err(context)?;
+            let coding = Coding { precise: true, ..self.coding };
+            moments = self.net.encode(picture, coding, self.watch.cancel).map_err(context)?;
             if !finite(&moments) {
                 return Err(non_finite(self.net, stage, &format!("the latent of {field}")));
             }

@@ -16,6 +16,10 @@ struct Fake {
     /// Decodes with weights as stored fail.
     narrow_vae: bool,
     cancel_at: Option<(usize, CancelToken)>,
+    /// The device cannot hold the autoencoder's work at once.
+    small: bool,
+    /// What was last decoded at once.
+    piece: Option<[usize; 2]>,
     evaluations: usize,
 }
 
@@ -36,7 +40,7 @@ impl Fake {
             ays: None,
             picture_scale: 1.0,
         };
-        Fake { facts, table, narrow_vae: false, cancel_at: None, evaluations: 0 }
+        Fake { facts, table, narrow_vae: false, cancel_at: None, small: false, piece: None, evaluations: 0 }
     }
 }
 
@@ -45,9 +49,13 @@ impl Networks for Fake {
         &self.facts
     }
 
-    fn fits(&mut self, evaluation: &Evaluation, _encodes: bool) -> Result<()> {
+    fn fits(&mut self, evaluation: &Evaluation) -> Result<()> {
         assert!((1..=4).contains(&evaluation.batch));
         Ok(())
+    }
+
+    fn fits_whole(&mut self, _evaluation: &Evaluation, _encodes: bool) -> Result<bool> {
+        Ok(!self.small)
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, _cancel: &CancelToken) -> Result<Conditioning> {
@@ -81,13 +89,7 @@ impl Networks for Fake {
     }
 
     /// Every channel is the mean of a cell's pixels over all colours; there is no spread.
-    fn encode(
-        &mut self,
-        picture: &Tensor,
-        _circular: [bool; 2],
-        _precise: bool,
-        _cancel: &CancelToken,
-    ) -> Result<Moments> {
+    fn encode(&mut self, picture: &Tensor, _coding: Coding, _cancel: &CancelToken) -> Result<Moments> {
         let [_, _, height, width] = picture.shape().array().unwrap();
         let (h, w) = (height / 8, width / 8);
         let cell = |i: usize| {
@@ -99,16 +101,11 @@ impl Networks for Fake {
         Ok(Moments { mean, deviation: Tensor::zeros(&[1, 4, h, w])? })
     }
 
-    fn decode(
-        &mut self,
-        latent: &Tensor,
-        _circular: [bool; 2],
-        precise: bool,
-        _cancel: &CancelToken,
-    ) -> Result<Tensor> {
+    fn decode(&mut self, latent: &Tensor, coding: Coding, _cancel: &CancelToken) -> Result<Tensor> {
+        self.piece = coding.piece;
         let [_, _, h, w] = latent.shape().array().unwrap();
         let value = |i: usize| latent.values()[i % latent.values().len()] / 4.0;
-        let broken = self.narrow_vae && !precise;
+        let broken = self.narrow_vae && !coding.precise;
         let values = (0..3 * 64 * h * w).map(|i| if broken { f32::NAN } else { value(i) }).collect();
         Tensor::f32(&[1, 3, 8 * h, 8 * w], values)
     }
@@ -260,6 +257,29 @@ fn a_broken_picture_is_decoded_again_in_f32() {
     let images = generate(&mut net, &prompt("a"), &mut log).unwrap();
     assert_eq!(images, generate(&mut Fake::new(), &prompt("a"), &mut Log::default()).unwrap());
     assert!(log.warnings.iter().any(|w| w.contains("again with f32")), "{:?}", log.warnings);
+}
+
+#[test]
+fn the_autoencoder_runs_in_pieces_where_it_must() {
+    let mut log = Log::default();
+    let mut net = Fake { small: true, ..Fake::new() };
+    generate(&mut net, &ImageRequest { width: Some(512), ..prompt("a") }, &mut log).unwrap();
+    assert_eq!(net.piece, Some([8, 32]));
+    assert!(log.warnings[0].contains("in pieces"), "{:?}", log.warnings);
+    let mut net = Fake::new();
+    generate(&mut net, &prompt("a"), &mut Log::default()).unwrap();
+    assert_eq!(net.piece, None);
+    let tiling = |tile, relative| {
+        let vae_tiling = Some(VaeTiling { tile, relative });
+        let mut net = Fake::new();
+        let r = ImageRequest { vae_tiling, width: Some(512), height: Some(320), ..prompt("a") };
+        generate(&mut net, &r, &mut Log::default()).map(|_| net.piece.unwrap())
+    };
+    // Width before height; below 4 is the default, a share, or a number of pieces.
+    assert_eq!(tiling([10, 20], [0.0; 2]).unwrap(), [20, 10]);
+    assert_eq!(tiling([0, 3], [0.0; 2]).unwrap(), [32, 32]);
+    assert_eq!(tiling([0, 0], [0.5, 3.0]).unwrap(), [14, 32]);
+    assert!(tiling([0, 0], [-1.0, 0.0]).unwrap_err().to_string().starts_with("vae_tiling.relative: want"));
 }
 
 #[test]

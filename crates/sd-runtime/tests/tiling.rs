@@ -1,0 +1,71 @@
+//! An autoencoder in pieces gives what it gives at once.
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use sd_runtime::{DType, Engine, ImageRequest, InputImage, VaeTiling};
+use support::{Log, generate};
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo.safetensors");
+
+/// Coloured waves and an edge: mean and variance differ from place to place.
+fn picture(width: u32, height: u32) -> InputImage {
+    let value = |i: u32, c: u32| {
+        let (x, y) = (f64::from(i % width), f64::from(i / width));
+        let wave = 120.0 + 100.0 * ((x * 0.02 + f64::from(c)).sin() * (y * 0.03).cos());
+        if x + y > 90.0 { wave as u8 } else { (40 * c) as u8 }
+    };
+    let rgb = (0..width * height).flat_map(|i| (0..3).map(move |c| value(i, c))).collect();
+    InputImage { width, height, rgb }
+}
+
+/// Through the autoencoder alone.
+fn round_trip(width: u32, height: u32) -> ImageRequest {
+    ImageRequest { init_image: Some(picture(width, height)), strength: Some(0.0), ..ImageRequest::default() }
+}
+
+/// Weights are f32, with which every kernel rounds alike.
+fn engine() -> Engine {
+    Engine::builder().model(DEMO).weight_type(DType::F32).device("cpu").threads(1).build().unwrap()
+}
+
+fn most(a: &[u8], b: &[u8]) -> u8 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
+}
+
+#[test]
+fn pieces_of_any_size_give_the_whole() {
+    let mut engine = engine();
+    for (width, height) in [(64, 64), (200, 72), (520, 136)] {
+        let request = round_trip(width, height);
+        let whole = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0);
+        for (tile, relative) in
+            [([4, 4], [0.0; 2]), ([7, 5], [0.0; 2]), ([0, 0], [0.0; 2]), ([0, 0], [0.5, 0.3]), ([0, 0], [3.0, 2.0])]
+        {
+            if tile == [4, 4] && width > 64 {
+                continue;
+            }
+            let pieces = ImageRequest { vae_tiling: Some(VaeTiling { tile, relative }), ..request.clone() };
+            let pieces = generate(&mut engine, &pieces, &mut Log::default()).unwrap().remove(0);
+            let off = most(&pieces.rgb, &whole.rgb);
+            assert!(off <= 1, "{width}x{height} {tile:?} {relative:?}: {off} levels");
+        }
+    }
+}
+
+#[test]
+fn pieces_of_what_repeats_go_around() {
+    let mut engine = engine();
+    for (circular_x, circular_y) in [(true, false), (true, true)] {
+        let request = ImageRequest { circular_x, circular_y, ..round_trip(128, 64) };
+        let whole = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0);
+        for tile in [[5, 32], [8, 6]] {
+            let vae_tiling = Some(VaeTiling { tile, relative: [0.0; 2] });
+            let pieces = ImageRequest { vae_tiling, ..request.clone() };
+            let pieces = generate(&mut engine, &pieces, &mut Log::default()).unwrap().remove(0);
+            let off = most(&pieces.rgb, &whole.rgb);
+            assert!(off <= 1, "{tile:?}: {off} levels");
+        }
+    }
+}
