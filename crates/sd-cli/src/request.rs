@@ -3,7 +3,9 @@
 use crate::args::Args;
 use anyhow::{Context, Result, bail};
 use sd_io::Image;
-use sd_runtime::{ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers, UpscaleOptions};
+use sd_runtime::{
+    ControlChoice, ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers, UpscaleOptions,
+};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -14,7 +16,8 @@ const SIDE_STEP: u32 = 8;
 
 /// What `args` ask for.
 pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
-    let Args { context, generation, steps, pictures, .. } = args;
+    let Args { context, generation, steps, pictures, model, .. } = args;
+    let by_model = model.control_net.is_empty();
     let references = References::new(args)?;
     let sigmas: Vec<f64> = steps.sigmas.iter().flat_map(|list| &list.0).copied().collect();
     Ok(ImageRequest {
@@ -53,7 +56,12 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         ref_index: references.index,
         ref_resize: references.resize,
         ref_max_pixels: references.max_pixels,
-        control_image: picture("--control-image", pictures.control_image.as_deref())?,
+        control_image: match pictures.control_image.last().filter(|_| by_model) {
+            Some(path) => picture("--control-image", Some(path))?,
+            None => None,
+        },
+        canny: pictures.canny,
+        controls: if by_model { Vec::new() } else { controls(args)? },
         slg: (steps.slg_scale != 0.0).then(|| SkipLayers {
             scale: steps.slg_scale,
             layers: steps.skip_layers.0.clone(),
@@ -72,6 +80,40 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
 /// How `--upscale-model` makes pictures larger.
 pub(crate) fn upscale(args: &Args) -> UpscaleOptions {
     UpscaleOptions { repeats: args.larger.upscale_repeats, tile: args.larger.upscale_tile_size }
+}
+
+/// A picture for each ControlNet. What is given once counts for all.
+fn controls(args: &Args) -> Result<Vec<ControlChoice>> {
+    let (pictures, nets) = (&args.pictures, args.model.control_net.len());
+    let given = [
+        ("--control-image", pictures.control_image.len()),
+        ("--control-strength", pictures.control_strength.len()),
+        ("--control-start", pictures.control_start.len()),
+        ("--control-end", pictures.control_end.len()),
+    ];
+    if let Some((option, count)) = given.into_iter().find(|(_, count)| *count > 1 && *count != nets) {
+        bail!("{option}: given {count} times for {nets} of --control-net, want one for each or one for all");
+    }
+    let Some(first) = pictures.control_image.first() else { return Ok(Vec::new()) };
+    let mut out = Vec::new();
+    for i in 0..nets {
+        let path = pictures.control_image.get(i).unwrap_or(first);
+        let Some(image) = picture("--control-image", Some(path))? else { continue };
+        let default = ControlChoice::new(image);
+        out.push(ControlChoice {
+            strength: of(&pictures.control_strength, i).unwrap_or(default.strength),
+            start: of(&pictures.control_start, i).unwrap_or(default.start),
+            end: of(&pictures.control_end, i).unwrap_or(default.end),
+            canny: pictures.canny,
+            ..default
+        });
+    }
+    Ok(out)
+}
+
+/// The value for place `i`, or the only one.
+fn of<T: Copy>(values: &[T], i: usize) -> Option<T> {
+    values.get(i).or(values.first()).copied()
 }
 
 fn picture(option: &str, path: Option<&Path>) -> Result<Option<InputImage>> {

@@ -76,6 +76,12 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["--vae-format", "sd9"], &["--vae-format", "flux", "sd3"]),
     (&["--ref-image-args", "ref_index_mode=up"], &["--ref-image-args", "up", "increase"]),
     (&["--refiner", "none.safetensors"], &["refiner", "none.safetensors"]),
+    (&["--control-net", "none.safetensors"], &["none.safetensors"]),
+    (&["--control-end", "1.5"], &["--control-end", "0 to 1"]),
+    (
+        &["--control-net", "a", "--control-image", "a", "--control-strength", "1", "--control-strength", "2"],
+        &["--control-strength: given 2 times for 1 of --control-net"],
+    ),
     (&["--hires-upscalers-dir=x"], &["--hires-upscalers-dir is not supported yet"]),
 ];
 

@@ -43,6 +43,9 @@ pub struct ModelOptions {
     /// Checkpoint that does the last steps, such as SDXL's refiner
     #[arg(long, value_name = "path")]
     refiner: Option<PathBuf>,
+    /// ControlNet, which follows --control-image; may be given several times
+    #[arg(long, value_name = "path", action = ArgAction::Append)]
+    pub control_net: Vec<PathBuf>,
     /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
     #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<LoraMode>)]
     lora_apply_mode: LoraMode,
@@ -134,6 +137,9 @@ impl ModelOptions {
         }
         if let Some(path) = &self.upscale_model {
             builder = builder.upscaler(path);
+        }
+        for path in &self.control_net {
+            builder = builder.control_net(path);
         }
         if let Some(path) = &self.embd_dir {
             builder = builder.embedding_folder(path);

@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod canny;
 mod convert;
 mod engine;
 mod files;
@@ -40,10 +41,10 @@ pub use files::ModelFiles;
 pub use guidance::{Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings};
 pub use input::{InputImage, InputMask};
 pub use observer::{Observer, Progress, Stage, StepLatent};
-pub use parameters::{Parameters, Refiner, Upscaled};
+pub use parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
 pub use request::{
-    Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES,
-    MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers, VaeTiling,
+    ControlChoice, Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS,
+    MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers, VaeTiling,
 };
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};

@@ -1,6 +1,6 @@
 //! What made a picture, and the text form of it that image files carry and web UIs read.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use sd_core::Result;
 use serde::{Deserialize, Serialize};
@@ -77,6 +77,33 @@ pub struct Parameters {
     pub extra_sample_args: String,
     /// LoRAs that the request named beside the prompt.
     pub loras: Vec<LoraChoice>,
+    /// ControlNets that it followed.
+    pub controls: Vec<UsedControlNet>,
+}
+
+/// A ControlNet and how it was followed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct UsedControlNet {
+    /// Its name.
+    pub model: String,
+    /// What it added was multiplied by this.
+    pub strength: f32,
+    /// The share of the steps after which it was followed.
+    pub start: f64,
+    /// The share of the steps before whose end it was followed.
+    pub end: f64,
+    /// Whether the picture was reduced to its edges.
+    pub canny: bool,
+}
+
+/// As the extension of A1111's web UI writes it.
+impl fmt::Display for UsedControlNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let UsedControlNet { model, strength, start, end, canny } = self;
+        let module = if *canny { "canny" } else { "none" };
+        write!(f, "Module: {module}, Model: {model}, Weight: {strength}, ")?;
+        write!(f, "Guidance Start: {start}, Guidance End: {end}")
+    }
 }
 
 /// An upscaler and how often the picture went through it.
@@ -124,7 +151,7 @@ impl Parameters {
         if !self.negative_prompt.is_empty() {
             let _ = write!(text, "\nNegative prompt: {}", self.negative_prompt);
         }
-        let mut pairs = vec![
+        let mut pairs: Vec<(&str, String)> = vec![
             ("Steps", self.steps.to_string()),
             ("Sampler", self.sampler.label().to_owned()),
             ("Schedule type", self.scheduler.label().to_owned()),
@@ -134,6 +161,8 @@ impl Parameters {
             ("Model", self.model.clone()),
         ];
         pairs.extend(self.optional_pairs());
+        let numbered: Vec<String> = (0..self.controls.len()).map(|i| format!("ControlNet {i}")).collect();
+        pairs.extend(numbered.iter().zip(&self.controls).map(|(name, c)| (name.as_str(), c.to_string())));
         if self.clip_skip > 1 {
             pairs.push(("Clip skip", self.clip_skip.to_string()));
         }
@@ -249,6 +278,7 @@ mod tests {
             upscale: None,
             extra_sample_args: String::new(),
             loras: Vec::new(),
+            controls: Vec::new(),
         }
     }
 
@@ -300,12 +330,21 @@ mod tests {
             circular_y: true,
             refiner: Some(Refiner { model: "sd_xl_refiner_1.0".into(), switch: 0.8 }),
             upscale: Some(Upscaled { model: "RealESRGAN_x2plus".into(), by: 4 }),
+            controls: vec![UsedControlNet {
+                model: "edges".into(),
+                strength: 0.9,
+                start: 0.0,
+                end: 0.5,
+                canny: true,
+            }],
             ..parameters()
         };
         let want = "Model: demo, Denoising strength: 0.75, Distilled CFG Scale: 3.5, Image CFG scale: 1.5, \
                     Sigmas: \"1, 0.5, 0\", SLG scale: 2.5, SLG layers: \"7, 8, 9\", SLG start: 0.01, SLG end: 0.2, \
                     Tiling: True, Refiner: sd_xl_refiner_1.0, Refiner switch at: 0.8, Postprocess upscale by: 4, \
-                    Postprocess upscaler: RealESRGAN_x2plus, RNG: NV";
+                    Postprocess upscaler: RealESRGAN_x2plus, \
+                    ControlNet 0: \"Module: canny, Model: edges, Weight: 0.9, Guidance Start: 0, Guidance End: 0.5\", \
+                    RNG: NV";
         assert!(p.to_text().contains(want), "{}", p.to_text());
     }
 

@@ -25,6 +25,8 @@ pub const MAX_STEPS: u32 = 10_000;
 pub const MAX_BATCH: u32 = 1_024;
 /// The most reference pictures of one request.
 pub const MAX_REFERENCES: usize = 16;
+/// The most ControlNets of one request.
+pub const MAX_CONTROLS: usize = 8;
 
 /// Latent positions along each side of an autoencoder's piece where nothing is said, and the fewest there can be.
 const DEFAULT_TILE: u32 = 32;
@@ -94,6 +96,10 @@ pub struct ImageRequest {
     pub ref_max_pixels: Option<u32>,
     /// Edges or depths for models that read them, such as Flux.1 Canny and Depth.
     pub control_image: Option<InputImage>,
+    /// Whether `control_image` is reduced to its edges first.
+    pub canny: bool,
+    /// Pictures that ControlNets follow.
+    pub controls: Vec<ControlChoice>,
     /// Guidance away from what the network predicts without some of its blocks.
     pub slg: Option<SkipLayers>,
     /// Whether the picture's left and right edges meet without a seam.
@@ -136,6 +142,46 @@ impl VaeTiling {
         let ([h, w], [tw, th], [rw, rh]) = (size, self.tile, self.relative);
         [side(h, th, rh), side(w, tw, rw)]
     }
+}
+
+/// A picture of edges, depths or poses, and the ControlNet that follows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ControlChoice {
+    /// One of the engine's ControlNets by the name of its file without the extension; `None` for that at the same place
+    /// as this choice.
+    #[serde(default)]
+    pub net: Option<String>,
+    /// Fitted to the size of the result: it covers it, and the middle is kept.
+    pub image: InputImage,
+    /// What the network adds is multiplied by this; any number. Default 0.9.
+    #[serde(default = "control_strength")]
+    pub strength: f32,
+    /// The share of the steps after which it is followed. Default 0.
+    #[serde(default)]
+    pub start: f64,
+    /// The share of the steps before whose end it is followed. Default 1.
+    #[serde(default = "control_end")]
+    pub end: f64,
+    /// Whether the picture is reduced to its edges first.
+    #[serde(default)]
+    pub canny: bool,
+}
+
+impl ControlChoice {
+    /// The picture for the ControlNet at the same place, with the defaults.
+    pub fn new(image: InputImage) -> ControlChoice {
+        let (strength, end) = (control_strength(), control_end());
+        ControlChoice { net: None, image, strength, start: 0.0, end, canny: false }
+    }
+}
+
+fn control_strength() -> f32 {
+    0.9
+}
+
+fn control_end() -> f64 {
+    1.0
 }
 
 /// An adapter file and how strongly it is applied.

@@ -6,10 +6,10 @@ use sd_models::adapter::tags::{self, Tag, Tagged};
 
 use crate::generate::{Facts, Levels};
 use crate::input::InputImage;
-use crate::parameters::{Parameters, Refiner, Upscaled};
+use crate::parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
 use crate::request::{
-    Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS,
-    SkipLayers,
+    ControlChoice, Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS, MAX_PROMPT,
+    MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
 };
 use crate::sampler::SampleOptions;
 use crate::schedule::SchedulerKind;
@@ -34,6 +34,17 @@ pub(crate) struct Resolved {
     pub(crate) prompt: String,
     /// What its tags and the request's own list name.
     pub(crate) loras: Vec<LoraChoice>,
+    /// For each of the request's controls.
+    pub(crate) controls: Vec<UsedControl>,
+}
+
+/// Which of the engine's ControlNets is followed, and how.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct UsedControl {
+    pub(crate) net: usize,
+    pub(crate) strength: f32,
+    pub(crate) start: f64,
+    pub(crate) end: f64,
 }
 
 /// What a request is resolved against.
@@ -48,6 +59,8 @@ pub(crate) struct Given<'a> {
     pub(crate) upscaler: Option<&'a Upscaler>,
     /// Whether there is a folder of LoRAs, so that tags are read.
     pub(crate) tags: bool,
+    /// The names of the ControlNets.
+    pub(crate) controls: &'a [String],
     /// What a negative seed becomes.
     pub(crate) random_seed: i64,
 }
@@ -121,6 +134,7 @@ impl ImageRequest {
             let why = format!("a cfg_scale of {cfg_scale} reads no negative prompt to leave blocks out of");
             warnings.push(format!("slg_uncond: {why}, so slg has no effect"));
         }
+        let controls = self.used_controls(given)?;
         let first = Parameters {
             prompt: self.prompt.clone(),
             negative_prompt: self.negative_prompt.clone(),
@@ -159,8 +173,50 @@ impl ImageRequest {
             upscale: self.upscaled(given, [width, height])?,
             extra_sample_args: self.extra_sample_args.clone(),
             loras: self.loras.clone(),
+            controls: controls.iter().map(|c| c.1.clone()).collect(),
         };
-        Ok(Resolved { first, batch_count, warnings, prompt, loras })
+        let controls = controls.into_iter().map(|c| c.0).collect();
+        Ok(Resolved { first, batch_count, warnings, prompt, loras, controls })
+    }
+
+    /// Which of the engine's ControlNets each control means.
+    fn used_controls(&self, given: &Given<'_>) -> Result<Vec<(UsedControl, UsedControlNet)>> {
+        if self.controls.len() > MAX_CONTROLS {
+            let message = format!("controls: want at most {MAX_CONTROLS}, got {}", self.controls.len());
+            return Err(Error::request(message));
+        }
+        let mut out = Vec::new();
+        for (place, choice) in self.controls.iter().enumerate() {
+            choice.image.check("controls.image")?;
+            let &ControlChoice { strength, canny, .. } = choice;
+            if !strength.is_finite() {
+                return Err(Error::request(format!("controls.strength: want a number, got {strength}")));
+            }
+            let (start, end) = (fraction("controls.start", choice.start)?, fraction("controls.end", choice.end)?);
+            if start > end {
+                let message = format!("controls: it starts at {start} and ends before, at {end}");
+                return Err(Error::request(message));
+            }
+            let known = given.controls;
+            let (wanted, net) = match &choice.net {
+                Some(name) => (name.clone(), known.iter().position(|n| n == name)),
+                None => (format!("number {}", place + 1), Some(place).filter(|at| *at < known.len())),
+            };
+            let Some((net, model)) = net.and_then(|at| Some((at, known.get(at)?.clone()))) else {
+                let all = if known.is_empty() {
+                    "there is none".into()
+                } else {
+                    format!("want one of {}", known.join(", "))
+                };
+                let e = Error::request(format!("controls: no ControlNet {wanted}, {all}"));
+                return Err(e.hint("ControlNets are loaded with --control-net"));
+            };
+            out.push((
+                UsedControl { net, strength, start, end },
+                UsedControlNet { model, strength, start, end, canny },
+            ));
+        }
+        Ok(out)
     }
 
     /// The prompt without its tags, and the LoRAs that are asked for.
@@ -224,7 +280,8 @@ impl ImageRequest {
             (true, None) => {
                 wrong(format!("control_image: this {family} model follows edges or depths, and none are given"))
             }
-            (false, Some(_)) => wrong(format!("control_image: this {family} model does not read one")),
+            (false, Some(_)) => wrong(format!("control_image: this {family} model does not read one"))
+                .map_err(|e| e.hint("give a ControlNet with --control-net")),
             _ if self.ref_images.len() > MAX_REFERENCES => {
                 wrong(format!("ref_images: want at most {MAX_REFERENCES}, got {}", self.ref_images.len()))
             }
@@ -240,7 +297,8 @@ impl ImageRequest {
     fn size(&self, defaults: &Defaults) -> Result<[u32; 2]> {
         let whole =
             |side: f64| (side / f64::from(SIDE_STEP)).round().max(1.0).min(f64::from(MAX_SIDE)) as u32 * SIDE_STEP;
-        let picture = self.init_image.as_ref().or(self.control_image.as_ref()).or(self.ref_images.first());
+        let controls = self.control_image.as_ref().or(self.controls.first().map(|c| &c.image));
+        let picture = self.init_image.as_ref().or(controls).or(self.ref_images.first());
         let own = |w: f64, h: f64| [whole(w), whole(h)];
         let [width, height] =
             match (self.width, self.height, picture.map(|p| (f64::from(p.width), f64::from(p.height)))) {
@@ -477,6 +535,7 @@ mod tests {
             refiner: None,
             upscaler: None,
             tags: false,
+            controls: &[],
             random_seed: 7,
         };
         request.resolve(&given)
@@ -621,6 +680,7 @@ mod tests {
                 refiner: None,
                 upscaler: None,
                 tags: false,
+                controls: &[],
                 random_seed: 7,
             };
             let r = r.resolve(&given).unwrap();

@@ -48,7 +48,7 @@ impl App {
         format: Format,
         warnings: &mut Vec<String>,
     ) -> Result<Outcome, Failure> {
-        let ticket = self.queue.submit(request, format)?;
+        let ticket = self.queue.submit(self.settled(request), format)?;
         let mut outcome = ticket.outcome().await.ok_or_else(Failure::stopping)?;
         match &outcome.error {
             // Who interrupts a request wants what is there.
@@ -60,6 +60,18 @@ impl App {
         }
         warnings.append(&mut outcome.warnings);
         Ok(outcome)
+    }
+
+    /// A request whose control picture goes to the network itself where there is no ControlNet.
+    pub(crate) fn settled(&self, mut request: ImageRequest) -> ImageRequest {
+        if self.model.control_nets.is_empty()
+            && let [control] = request.controls.as_slice()
+            && control.net.is_none()
+        {
+            (request.control_image, request.canny) = (Some(control.image.clone()), control.canny);
+            request.controls.clear();
+        }
+        request
     }
 
     /// Nothing if every LoRA that the request lists is there.
@@ -234,8 +246,14 @@ impl App {
             scheduler: sd_runtime::SchedulerKind::Discrete,
             clip_skip: 1,
         };
-        let model =
-            ModelInfo { name: "demo".into(), family: "SD 1.x", device: "CPU".into(), defaults, unused: Vec::new() };
+        let model = ModelInfo {
+            name: "demo".into(),
+            family: "SD 1.x",
+            device: "CPU".into(),
+            defaults,
+            unused: Vec::new(),
+            control_nets: Vec::new(),
+        };
         App {
             queue: Arc::default(),
             jobs: Jobs::default(),

@@ -236,6 +236,14 @@ impl Fields {
         self.left.retain(|name, _| !names.contains(&name.as_str()));
     }
 
+    /// An error if a field that nobody took asks for something.
+    pub(crate) fn refuse_rest(&self) -> Result<(), Failure> {
+        match self.left.iter().find(|(_, v)| !is_neutral(v)) {
+            Some((name, _)) => Err(Failure::bad(format!("{}{}: not supported yet", self.prefix, shortened(name)))),
+            None => Ok(()),
+        }
+    }
+
     /// A message for each field that nobody took.
     pub(crate) fn unknown(&self) -> Vec<String> {
         let asks = self.left.iter().filter(|(_, v)| !is_neutral(v));
@@ -246,7 +254,8 @@ impl Fields {
 /// Bytes of the pictures that a request brings along.
 pub(crate) fn picture_bytes(request: &ImageRequest) -> usize {
     let single = request.init_image.iter().chain(&request.control_image);
-    let pictures: usize = single.chain(&request.ref_images).map(|image| image.rgb.len()).sum();
+    let controls = request.controls.iter().map(|c| &c.image);
+    let pictures: usize = single.chain(&request.ref_images).chain(controls).map(|image| image.rgb.len()).sum();
     pictures + request.mask.as_ref().map_or(0, |mask| mask.values.len())
 }
 

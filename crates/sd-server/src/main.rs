@@ -3,6 +3,7 @@
 
 mod app;
 mod args;
+mod control;
 mod failure;
 mod fields;
 mod limits;

@@ -2,6 +2,7 @@
 //! can also stand in the prompts of the other APIs.
 
 use crate::app::{Answer, App, base64, read, unix_time};
+use crate::control;
 use crate::failure::Failure;
 use crate::fields::{Fields, picture_bytes};
 use crate::limits;
@@ -31,7 +32,6 @@ const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "
 /// Fields of what is not there, or of what is off.
 const IGNORED: &[&str] = &[
     "qwen_image_layers",
-    "control_strength",
     "ip_adapter_strength",
     "embed_image_metadata",
     "video_frames",
@@ -115,7 +115,7 @@ pub(crate) async fn img_gen(
         Ok((request, format.unwrap_or(Format::Png), [warnings, fields.unknown()].concat()))
     })
     .await?;
-    let ticket = app.queue.submit(request, format)?;
+    let ticket = app.queue.submit(app.settled(request), format)?;
     let (number, created) = (ticket.id(), unix_time());
     app.jobs.at(created).insert(number, Job { ticket: number, created, cancelled: false, done: None });
     let jobs = app.clone();
@@ -268,7 +268,7 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
     if let Some(image) = fields.picture("mask_image")? {
         request.mask = Some(InputMask::luma(&image, false));
     }
-    request.control_image = fields.picture("control_image")?.or_else(|| request.control_image.take());
+    control::native(fields, request)?;
     request.ref_images.extend(fields.pictures("ref_images")?);
     request.ref_resize = fields.flag("auto_resize_ref_image")?.or(request.ref_resize);
     if fields.flag("increase_ref_index")? == Some(true) {

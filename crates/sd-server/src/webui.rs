@@ -1,6 +1,7 @@
 //! The API of A1111's web UI, `/sdapi/v1`, as far as it is about drawing.
 
 use crate::app::{self, Answer, App, base64, body};
+use crate::control;
 use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
 use crate::limits;
@@ -21,7 +22,6 @@ const UNSUPPORTED: &[&str] = &[
     "restore_faces",
     "refiner_checkpoint",
     "script_name",
-    "alwayson_scripts",
     "extra_images",
     "mask_blur",
     "inpaint_full_res",
@@ -105,7 +105,7 @@ impl Asked {
             let mut left = limits::ECHO;
             echo.retain(|name, value| {
                 let len = name.len() + value.to_string().len();
-                let kept = !matches!(name.as_str(), "init_images" | "mask") && len <= left;
+                let kept = !matches!(name.as_str(), "init_images" | "mask" | "alwayson_scripts") && len <= left;
                 left -= if kept { len } else { 0 };
                 kept
             });
@@ -187,6 +187,7 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
         warnings.extend(settings.unknown());
     }
     warnings.extend(native::loras(fields, &mut request)?);
+    warnings.extend(control::scripts(fields, &mut request)?);
     app.has_loras(&request)?;
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);

@@ -29,9 +29,22 @@ pub(crate) struct Pictures {
     /// The same as --ref-image-args resize_before_vae=off
     #[arg(long)]
     pub(crate) disable_auto_resize_ref_image: bool,
-    /// Edges or depths for models that read them, such as Flux.1 Canny and Depth
-    #[arg(long, value_name = "path")]
-    pub(crate) control_image: Option<PathBuf>,
+    /// Edges, depths or poses for --control-net, one for each or one for all, or for models that read them, such as Flux.1
+    /// Canny and Depth
+    #[arg(long, value_name = "path", action = ArgAction::Append)]
+    pub(crate) control_image: Vec<PathBuf>,
+    /// How strongly to follow --control-net; one for each or one for all; default: 0.9
+    #[arg(long, value_name = "float", action = ArgAction::Append, value_parser = number)]
+    pub(crate) control_strength: Vec<f32>,
+    /// Share of the steps after which --control-net is followed; one for each or one for all; default: 0
+    #[arg(long, value_name = "float", action = ArgAction::Append, value_parser = fraction::<f64>)]
+    pub(crate) control_start: Vec<f64>,
+    /// Share of the steps before whose end --control-net is followed; one for each or one for all; default: 1
+    #[arg(long, value_name = "float", action = ArgAction::Append, value_parser = fraction::<f64>)]
+    pub(crate) control_end: Vec<f64>,
+    /// Reduce --control-image to its edges first
+    #[arg(long)]
+    pub(crate) canny: bool,
     /// How strongly to follow the picture that is edited; default: 1.5 for pix2pix models, else 1
     #[arg(long, value_name = "float", value_parser = not_negative)]
     pub(crate) img_cfg_scale: Option<f32>,

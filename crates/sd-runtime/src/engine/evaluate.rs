@@ -4,6 +4,7 @@ use sd_core::exec::Runner;
 use sd_core::{CancelToken, Error, Program, Result, Tensor};
 use sd_models::{Evaluation, Model};
 
+use super::control::Control;
 use super::networks::{dims, only};
 use crate::generate::{Branch, Call};
 
@@ -29,6 +30,7 @@ impl Evaluator {
         &mut self,
         model: &Model,
         runner: &mut Runner,
+        controls: &mut [Control],
         call: &Call<'_>,
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
@@ -43,7 +45,8 @@ impl Evaluator {
                 call.branches.iter().enumerate().filter(|(i, _)| evaluations.get(*i) == Some(evaluation)).collect();
             let evaluation = Evaluation { batch: alike.len(), ..evaluation.clone() };
             let branches: Vec<&Branch<'_>> = alike.iter().map(|(_, b)| *b).collect();
-            let results = self.run(model, runner, call, evaluation, &branches, cancel)?;
+            let mut on = On { model, runner, controls, cancel };
+            let results = self.run(&mut on, call, evaluation, &branches)?;
             for ((at, _), result) in alike.iter().zip(results) {
                 if let Some(slot) = out.get_mut(*at) {
                     *slot = Some(result);
@@ -56,12 +59,10 @@ impl Evaluator {
 
     fn run(
         &mut self,
-        model: &Model,
-        runner: &mut Runner,
+        on: &mut On<'_>,
         call: &Call<'_>,
         evaluation: Evaluation,
         branches: &[&Branch<'_>],
-        cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
         let batch = branches.len();
         let all = |of: &dyn Fn(&Branch<'_>) -> Option<Tensor>| -> Result<Option<Tensor>> {
@@ -81,7 +82,6 @@ impl Evaluator {
         let references = (0..evaluation.references.len())
             .map(|i| Ok((format!("reference.{i}"), all(&|b| b.references.get(i).cloned())?)))
             .collect::<Result<Vec<_>>>()?;
-        let built = self.built(model, evaluation)?;
         let mut inputs = vec![("x", &x), ("timesteps", &timesteps), ("guidance", &guidance)];
         inputs.extend(
             [("context", &context), ("vector", &vector), ("joined", &joined)]
@@ -89,8 +89,13 @@ impl Evaluator {
                 .filter_map(|(n, t)| Some((*n, t.as_ref()?))),
         );
         inputs.extend(references.iter().filter_map(|(n, t)| Some((n.as_str(), t.as_ref()?))));
+        let added = on.added(call, &evaluation, &inputs)?;
+        let added: Vec<(String, &Tensor)> =
+            added.iter().enumerate().map(|(i, t)| (format!("control.{i}"), t)).collect();
+        inputs.extend(added.iter().map(|(n, t)| (n.as_str(), *t)));
+        let built = self.built(on.model, evaluation)?;
         inputs.extend(built.tables.iter().map(|(n, t)| (*n, t)));
-        let out = only(runner.run(&built.program, &inputs, cancel)?)?;
+        let out = only(on.runner.run(&built.program, &inputs, on.cancel)?)?;
         let [_, c, h, w] = dims(&out)?;
         out.values().chunks((c * h * w).max(1)).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
     }
@@ -110,6 +115,28 @@ impl Evaluator {
     }
 }
 
+/// What evaluations run on.
+struct On<'a> {
+    model: &'a Model,
+    runner: &'a mut Runner,
+    controls: &'a mut [Control],
+    cancel: &'a CancelToken,
+}
+
+impl On<'_> {
+    /// What the ControlNets of a call add to the network's blocks; none if it has none.
+    fn added(&mut self, call: &Call<'_>, e: &Evaluation, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
+        let mut sums = Vec::new();
+        for active in call.controls {
+            let missing = || Error::internal(format!("no ControlNet {}", active.net));
+            let control = self.controls.get_mut(active.net).ok_or_else(missing)?;
+            let inputs: Vec<_> = inputs.iter().copied().chain([("hint", active.hint)]).collect();
+            control.add(e, &inputs, active.strength, &mut sums, self.cancel)?;
+        }
+        Ok(sums)
+    }
+}
+
 /// What one branch is evaluated by, alone.
 fn evaluation(call: &Call<'_>, branch: &Branch<'_>) -> Result<Evaluation> {
     let size = |latent: &Tensor| dims(latent).map(|[_, _, h, w]| [h, w]);
@@ -119,6 +146,7 @@ fn evaluation(call: &Call<'_>, branch: &Branch<'_>) -> Result<Evaluation> {
         tokens: branch.conditioning.context.shape().dim(1),
         references: branch.references.iter().map(size).collect::<Result<_>>()?,
         skip: branch.skip.to_vec(),
+        control: !call.controls.is_empty(),
         ..call.evaluation.clone()
     })
 }

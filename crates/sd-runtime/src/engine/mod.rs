@@ -1,6 +1,7 @@
 //! The engine: a model on a device, and the path of one request through it.
 
 mod adapters;
+mod control;
 mod evaluate;
 mod facts;
 mod networks;
@@ -32,6 +33,7 @@ pub struct EngineBuilder {
     model: Option<ModelFile>,
     parts: BTreeMap<Part, PathBuf>,
     refiner: Option<ModelFile>,
+    control_nets: Vec<PathBuf>,
     vae_format: Option<VaeFormat>,
     cache: Option<PathBuf>,
     upscaler: Option<PathBuf>,
@@ -117,6 +119,13 @@ impl EngineBuilder {
     #[must_use]
     pub fn upscaler(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.upscaler = Some(path.into());
+        self
+    }
+
+    /// A ControlNet beside those that were given already; requests follow it by [`ImageRequest::controls`].
+    #[must_use]
+    pub fn control_net(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.control_nets.push(path.into());
         self
     }
 
@@ -247,6 +256,7 @@ impl EngineBuilder {
             device: device.name().to_owned(),
             defaults: defaults(model.info())?,
             unused: unused.collect(),
+            control_nets: Vec::new(),
         };
         let refiner = match &self.refiner {
             Some(file) => {
@@ -260,7 +270,10 @@ impl EngineBuilder {
             .as_deref()
             .map(|path| Upscaler::open(path, device.name(), self.options.threads))
             .transpose()?;
-        Ok(Engine { info, networks: Loaded::new(model, device, self.options)?, refiner, upscaler })
+        let networks = Loaded::new(model, device, self.options)?;
+        let mut engine = Engine { info, networks, refiner, upscaler };
+        engine.set_control_nets(&self.control_nets)?;
+        Ok(engine)
     }
 }
 
@@ -337,6 +350,8 @@ pub struct ModelInfo {
     pub defaults: Defaults,
     /// What the files hold that nothing reads, a line per group of tensors.
     pub unused: Vec<String>,
+    /// The names of the ControlNets.
+    pub control_nets: Vec<String>,
 }
 
 /// A model ready to generate. Nothing of a request stays in it but caches that cannot change a result.
@@ -357,6 +372,16 @@ impl Engine {
     /// What was loaded.
     pub fn info(&self) -> &ModelInfo {
         &self.info
+    }
+
+    /// Opens these ControlNets in place of those before, whose memory is freed. Reads headers only.
+    ///
+    /// # Errors
+    /// The model takes none, or a file cannot be read, holds none, or one for another family of models. The ControlNets are
+    /// then those before.
+    pub fn set_control_nets(&mut self, paths: &[PathBuf]) -> Result<()> {
+        self.info.control_nets = self.networks.set_controls(paths)?;
+        Ok(())
     }
 
     /// Makes the pictures of a request, each computed alone: image `i` is what a request with `seed + i` gives.
@@ -406,6 +431,7 @@ impl Engine {
             refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
             upscaler: self.upscaler.as_ref(),
             tags: self.networks.reads_tags(),
+            controls: &self.info.control_nets,
             random_seed: random_seed(),
         })?;
         let prompts = [resolved.prompt.as_str(), &resolved.first.negative_prompt];

@@ -1,6 +1,7 @@
 //! A model's networks on a device.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sd_core::exec::Runner;
@@ -11,6 +12,7 @@ use sd_core::{
 use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, Step};
 
 use super::adapters::{Chosen, Folders, Library, LoraMode};
+use super::control::Control;
 use super::evaluate::Evaluator;
 use super::facts::facts;
 use super::steps::Steps;
@@ -50,6 +52,7 @@ pub(super) struct Loaded {
     /// What the runners have now.
     chosen: Chosen,
     evaluator: Evaluator,
+    controls: Vec<Control>,
 }
 
 impl Options {
@@ -77,12 +80,21 @@ impl Loaded {
             precise_vae: None,
             prompts: Vec::new(),
             evaluator: Evaluator::default(),
+            controls: Vec::new(),
             model,
             device,
             options,
             facts,
             runners,
         })
+    }
+
+    /// Opens these ControlNets in place of those before, whose memory is freed. Returns their names.
+    pub(super) fn set_controls(&mut self, paths: &[PathBuf]) -> Result<Vec<String>> {
+        let options = runner_options(&self.options, false);
+        let open = |path: &PathBuf| Control::open(path, &self.model, self.device.clone(), options.clone());
+        self.controls = paths.iter().map(open).collect::<Result<_>>()?;
+        Ok(self.controls.iter().map(|c| c.name().to_owned()).collect())
     }
 
     /// Facts about the model.
@@ -137,6 +149,7 @@ impl Loaded {
         }
         self.precise_vae = None;
         self.prompts.clear();
+        self.controls.iter_mut().for_each(Control::release);
     }
 
     /// The most workspace that a segment of a program takes.
@@ -202,6 +215,10 @@ impl Networks for Loaded {
             let need = self.workspace(part, &program)?;
             has_room("width, height", stage, need, self.device.name(), self.device.memory().total)?;
         }
+        for control in self.controls.iter_mut().filter(|_| evaluation.control) {
+            let need = control.workspace(&evaluation)?;
+            has_room("width, height", Stage::Denoise, need, self.device.name(), self.device.memory().total)?;
+        }
         Ok(())
     }
 
@@ -247,9 +264,15 @@ impl Networks for Loaded {
         Ok(conditioning)
     }
 
+    fn hint(&mut self, net: usize, picture: &Tensor, cancel: &CancelToken) -> Result<Tensor> {
+        let pixels = self.facts.pixels;
+        let control = self.controls.get_mut(net).ok_or_else(|| Error::internal(format!("no ControlNet {net}")))?;
+        control.hint(picture, pixels, cancel)
+    }
+
     fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>> {
         let runner = runner(&mut self.runners, Part::Diffusion)?;
-        self.evaluator.predict(&self.model, runner, call, cancel)
+        self.evaluator.predict(&self.model, runner, &mut self.controls, call, cancel)
     }
 
     fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments> {
@@ -298,7 +321,9 @@ impl Networks for Loaded {
             Part::Autoencoder => matches!(stage, Stage::Encode | Stage::Decode),
             Part::ClipL | Part::ClipG | Part::T5 => stage == Stage::TextEncode,
         };
-        self.model.components().filter(|c| runs(c.part())).find_map(|c| broken_weight(&*c.source()))
+        let controls = self.controls.iter().map(|c| c.net().source()).filter(|_| stage == Stage::Denoise);
+        let parts = self.model.components().filter(|c| runs(c.part())).map(Component::source);
+        parts.chain(controls).find_map(|source| broken_weight(&*source))
     }
 }
 

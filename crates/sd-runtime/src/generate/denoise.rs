@@ -3,6 +3,7 @@
 use sd_core::{Error, Result, Tensor};
 use sd_models::{Conditioning, Evaluation};
 
+use super::control::Control;
 use super::guide::{Guide, Kind};
 use super::pictures::Pictures;
 use super::{Branch, Call, Facts, Networks, Place, Watch, non_finite};
@@ -19,6 +20,7 @@ pub(super) struct Model<'a> {
     pub(super) net: &'a mut dyn Networks,
     pub(super) conditions: Conditions,
     pub(super) evaluation: Evaluation,
+    pub(super) controls: Vec<Control>,
 }
 
 /// What the prompts became.
@@ -67,9 +69,10 @@ pub(super) fn denoise(
         watch.cancel.check()?;
         let refines = p.refiner.as_ref().is_some_and(|r| table.timestep(from) < r.first_timestep());
         let at = usize::from(refines).min(models.len() - 1);
-        let Some(Model { net, conditions, evaluation }) = models.get_mut(at) else {
+        let Some(Model { net, conditions, evaluation, controls }) = models.get_mut(at) else {
             return Err(Error::internal("no model"));
         };
+        let controls: Vec<_> = controls.iter().filter_map(|c| c.active(step, steps)).collect();
         let kinds = guide.kinds(step);
         let mut estimate = |x: &[f32], sigma: f64| {
             let (scalings, timestep) = match p.timestep_shift {
@@ -81,8 +84,14 @@ pub(super) fn denoise(
                 .iter()
                 .map(|kind| branch(conditions, evaluation, *kind, pictures, guide.skipped_blocks()))
                 .collect::<Result<Vec<_>>>()?;
-            let call =
-                Call { x: &input, timestep, guidance: p.guidance.unwrap_or(0.0), evaluation, branches: &branches };
+            let call = Call {
+                x: &input,
+                timestep,
+                guidance: p.guidance.unwrap_or(0.0),
+                evaluation,
+                branches: &branches,
+                controls: &controls,
+            };
             let out = net.predict(&call, watch.cancel)?;
             let out = kinds.iter().copied().zip(out.into_iter().map(Tensor::into_values)).collect();
             let (guided, base) =

@@ -1,5 +1,6 @@
 //! The path of one request: conditioning, pictures to latents, noise, the sampler's loop, the picture.
 
+mod control;
 mod denoise;
 mod guide;
 mod pictures;
@@ -34,6 +35,9 @@ pub(crate) trait Networks {
 
     /// What a prompt conditions the diffusion network on.
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
+
+    /// What ControlNet `net` reads off a picture `[1, 3, h, w]`, values from 0 to 1.
+    fn hint(&mut self, net: usize, picture: &Tensor, cancel: &CancelToken) -> Result<Tensor>;
 
     /// The raw prediction of each branch.
     fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>>;
@@ -122,9 +126,20 @@ pub(crate) struct Call<'a> {
     pub(crate) timestep: f64,
     /// Strength of distilled guidance; models that do not read it ignore it.
     pub(crate) guidance: f32,
-    /// What is evaluated, but for batch, tokens, references and blocks, which branches differ in.
+    /// What is evaluated, but for batch, tokens, references, blocks and ControlNets, which branches and steps differ in.
     pub(crate) evaluation: &'a Evaluation,
     pub(crate) branches: &'a [Branch<'a>],
+    /// ControlNets that all branches follow.
+    pub(crate) controls: &'a [Active<'a>],
+}
+
+/// A ControlNet in a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Active<'a> {
+    pub(crate) net: usize,
+    pub(crate) strength: f32,
+    /// What [`Networks::hint`] gave.
+    pub(crate) hint: &'a Tensor,
 }
 
 /// One of the predictions that guidance combines.
@@ -202,6 +217,7 @@ pub(crate) fn run(
         references: pictures::reference_sizes(request, p, net.facts()),
         reference_plan: p.reference_index.into(),
         circular: p.circular(),
+        control: !resolved.controls.is_empty(),
         ..Evaluation::default()
     };
     net.fits(&evaluation)?;
@@ -209,12 +225,15 @@ pub(crate) fn run(
     let coding = coding(net, &evaluation, encodes, request.vae_tiling, watch)?;
     let conditions = conditions(net, resolved, guide.reads_negative(), first, watch)?;
     let pictures = Pictures::encode(net, request, p, &size, coding, first, watch)?;
-    let mut models = vec![Model { net, conditions, evaluation: evaluation.clone() }];
+    let controls = control::encode(net, request, resolved, &size, watch)?;
+    let evaluation = Evaluation { control: false, ..evaluation };
+    let mut models = vec![Model { net, conditions, evaluation: evaluation.clone(), controls }];
     if let Some(net) = refiner {
         let evaluation = Evaluation { references: Vec::new(), ..evaluation };
         net.fits(&evaluation)?;
         let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
-        models.push(Model { net, conditions, evaluation });
+        // ControlNets belong to the network that begins.
+        models.push(Model { net, conditions, evaluation, controls: Vec::new() });
     }
     let cancel = watch.cancel;
     for image in 0..images {

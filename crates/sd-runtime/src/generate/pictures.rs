@@ -5,6 +5,7 @@ use sd_core::{Error, Result, Tensor};
 use sd_models::Joined;
 
 use super::{Coding, Facts, Moments, Networks, Place, Watch, non_finite};
+use crate::canny::edges;
 use crate::input::{InputImage, to_values};
 use crate::observer::Stage;
 use crate::parameters::Parameters;
@@ -92,7 +93,11 @@ impl Pictures {
             }
             Joined::Control => {
                 let image = request.control_image.as_ref().ok_or_else(|| Error::internal("no control image"))?;
-                let values = to_values(&size.embed(&image.covering(at)?, 3), size.computed())?;
+                let mut rgb = image.covering(at)?;
+                if request.canny {
+                    rgb = edges(&rgb, at[0]);
+                }
+                let values = to_values(&size.embed(&rgb, 3), size.computed())?;
                 Some(encoder.encode(&values, "control_image")?.mean)
             }
         };

@@ -68,6 +68,10 @@ impl Networks for Fake {
         Ok(Conditioning { context: Tensor::f32(&[1, 1, 1], vec![value])?, vector: None })
     }
 
+    fn hint(&mut self, _net: usize, _picture: &Tensor, _cancel: &CancelToken) -> Result<Tensor> {
+        Tensor::zeros(&[1, 1, 1, 1])
+    }
+
     fn predict(&mut self, call: &Call<'_>, _cancel: &CancelToken) -> Result<Vec<Tensor>> {
         let (x, t) = (call.x, call.timestep);
         self.evaluations += 1;
@@ -171,6 +175,7 @@ fn drive(
         refiner: None,
         upscaler: None,
         tags: false,
+        controls: &[],
         random_seed: 7,
     };
     let resolved = request.resolve(&given)?;

@@ -1,0 +1,178 @@
+//! The engine with ControlNets on the oracle's tiny SD 1.x and SDXL (`oracle/controlnet.py`).
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sd_core::convert::from_f32;
+use sd_core::{DType, Shape};
+use sd_io::{TensorSpec, write_safetensors};
+use sd_runtime::{ControlChoice, Engine, ImageRequest, InputImage, SamplerKind, SchedulerKind};
+use support::layouts::single_file;
+use support::{Fixture, Log, agrees, generate, json, oracle_request, procedural, sd1};
+
+const SD1: &str = "sd1_control_pipeline";
+const SDXL: &str = "sdxl_control_pipeline";
+
+/// A tensor by the rule: its name there, and shape, exponent and shift.
+type Rule = (String, (Vec<usize>, i32, f32));
+
+/// Writes the ControlNet `key` of a fixture, each name as `rename` makes it of diffusers'.
+fn write(fixture: &str, key: &str, rename: &dyn Fn(&str) -> String) -> PathBuf {
+    let rules: BTreeMap<String, (Vec<usize>, i32, f32)> =
+        serde_json::from_value(Fixture::open(&format!("{fixture}.safetensors")).metadata("procedural")).unwrap();
+    let own = |(name, rule): Rule| {
+        let bare = name.strip_prefix(key)?.strip_prefix('.')?;
+        Some((rename(bare), (name, rule)))
+    };
+    let tensors: BTreeMap<String, _> = rules.into_iter().filter_map(own).collect();
+    let spec = |(name, (_, (shape, ..))): (&String, &Rule)| TensorSpec {
+        name: name.clone(),
+        dtype: DType::F32,
+        shape: Shape::new(shape).unwrap(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{fixture}-{key}.safetensors"));
+    write_safetensors(&path, &[], &specs, |spec| {
+        let (name, (_, exponent, shift)) = &tensors[&spec.name];
+        from_f32(spec.dtype, &procedural(name, spec.shape.elements(), *exponent, *shift), spec.shape.last())
+    })
+    .unwrap();
+    path
+}
+
+fn same(name: &str) -> String {
+    name.to_owned()
+}
+
+/// In original names.
+fn original(fixture: &str, key: &str) -> PathBuf {
+    let names = json("controlnet_names.json");
+    let rows: Vec<(String, String, Vec<usize>)> = serde_json::from_value(names["names"].clone()).unwrap();
+    let pairs: BTreeMap<String, String> = rows.into_iter().map(|r| (r.0, r.1)).collect();
+    write(fixture, key, &|name| pairs[name].clone())
+}
+
+fn engine(model: &PathBuf, controls: &[&PathBuf]) -> sd_runtime::Result<Engine> {
+    let builder = Engine::builder().model(model).device("cpu").threads(1).weight_type(DType::F32);
+    controls.iter().fold(builder, |builder, path| builder.control_net(path)).build()
+}
+
+fn request(fixture: &str) -> ImageRequest {
+    ImageRequest {
+        sampler: Some(SamplerKind::Euler),
+        scheduler: Some(SchedulerKind::Discrete),
+        ..oracle_request(&format!("{fixture}.safetensors"))
+    }
+}
+
+fn picture(fixture: &str) -> InputImage {
+    let file = Fixture::open(&format!("{fixture}.safetensors"));
+    let config = file.metadata("config");
+    let side = |key: &str| u32::try_from(config[key].as_u64().unwrap()).unwrap();
+    InputImage { width: side("width"), height: side("height"), rgb: file.u8s("input.picture").to_vec() }
+}
+
+/// Controls with strengths, starts and ends of the fixture.
+fn two() -> Vec<ControlChoice> {
+    let spans = &Fixture::open(&format!("{SD1}.safetensors")).metadata("config")["two"];
+    let control = |key: &str| {
+        let number = |i: usize| spans[key][i].as_f64().unwrap();
+        let (strength, start, end) = (number(0) as f32, number(1), number(2));
+        ControlChoice { strength, start, end, ..ControlChoice::new(picture(SD1)) }
+    };
+    vec![control("a"), control("b")]
+}
+
+#[test]
+fn sd1_agrees_with_diffusers_and_controls_are_swapped() {
+    let (a, b) = (write(SD1, "control_a", &same), original(SD1, "control_b"));
+    let model = sd1::write("controls.safetensors", |_, _| {});
+    let mut engine = engine(&model, &[&a]).unwrap();
+    assert_eq!(engine.info().control_nets, [format!("{SD1}-control_a")]);
+    let one = ImageRequest { controls: vec![ControlChoice::new(picture(SD1))], ..request(SD1) };
+    agrees(&mut engine, SD1, "one", &one);
+    // A request without controls is followed as if there were no ControlNet.
+    let plain = ImageRequest {
+        sampler: Some(SamplerKind::Euler),
+        scheduler: Some(SchedulerKind::Discrete),
+        ..oracle_request("sd1_pipeline.safetensors")
+    };
+    agrees(&mut engine, "sd1_pipeline", "euler.discrete", &plain);
+
+    let e = engine.set_control_nets(&[PathBuf::from("none.safetensors")]).unwrap_err();
+    assert!(e.to_string().contains("none.safetensors"), "{e}");
+    agrees(&mut engine, SD1, "one", &one);
+
+    engine.set_control_nets(&[b.clone(), a.clone()]).unwrap();
+    let named = |mut controls: Vec<ControlChoice>| {
+        controls[0].net = Some(format!("{SD1}-control_a"));
+        controls[1].net = Some(format!("{SD1}-control_b"));
+        controls
+    };
+    agrees(&mut engine, SD1, "two", &ImageRequest { controls: named(two()), ..request(SD1) });
+    engine.set_control_nets(&[a, b]).unwrap();
+    agrees(&mut engine, SD1, "two", &ImageRequest { controls: two(), ..request(SD1) });
+
+    engine.set_control_nets(&[]).unwrap();
+    agrees(&mut engine, "sd1_pipeline", "euler.discrete", &plain);
+    let e = generate(&mut engine, &one, &mut Log::default()).unwrap_err();
+    assert!(e.is_request() && e.to_string().starts_with("controls: no ControlNet number 1, there is none"), "{e}");
+}
+
+#[test]
+fn sdxl_agrees_with_diffusers() {
+    let control = write(SDXL, "control", &same);
+    let model = single_file("sdxl_pipeline", "controls-sdxl", &[]);
+    let mut engine = engine(&model, &[&control]).unwrap();
+    let request = ImageRequest { controls: vec![ControlChoice::new(picture(SDXL))], ..request(SDXL) };
+    agrees(&mut engine, SDXL, "one", &request);
+    // The parameters say what was followed.
+    let image = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0);
+    let want = format!(
+        "ControlNet 0: \"Module: none, Model: {SDXL}-control, Weight: 0.9, Guidance Start: 0, Guidance End: 1\""
+    );
+    assert!(image.parameters.to_text().contains(&want), "{}", image.parameters.to_text());
+}
+
+#[test]
+fn a_controlnet_of_another_family_is_named() {
+    let model = sd1::write("controls-other.safetensors", |_, _| {});
+    let error = |path: PathBuf| engine(&model, &[&path]).unwrap_err().to_string();
+    let e = error(write(SDXL, "control", &same));
+    for part in [
+        "control_net",
+        "sdxl_control_pipeline-control.safetensors",
+        "states of the prompt: the ControlNet reads 192 channels, SD 1.x has 64 channels",
+        "another family of models",
+    ] {
+        assert!(e.contains(part), "{e}");
+    }
+    let e = error(model.clone());
+    assert!(e.contains("holds no ControlNet"), "{e}");
+}
+
+#[test]
+fn pictures_are_fitted_and_wrong_controls_are_named() {
+    let a = write(SD1, "control_a", &|name| format!("controlnet.{name}"));
+    let mut engine = engine(&sd1::write("controls-sizes.safetensors", |_, _| {}), &[&a]).unwrap();
+    let image = InputImage { width: 30, height: 20, rgb: [200, 90, 30].repeat(600) };
+    let control = ControlChoice { canny: true, ..ControlChoice::new(image) };
+    let of = |control: ControlChoice| ImageRequest { controls: vec![control], steps: Some(1), ..request(SD1) };
+    // Without a size the picture has that of what it follows.
+    let free = ImageRequest { width: None, height: None, ..of(control.clone()) };
+    let drawn = generate(&mut engine, &free, &mut Log::default()).unwrap().remove(0);
+    assert_eq!((drawn.width, drawn.height), (32, 24));
+    for (control, want) in [
+        (ControlChoice { start: 0.7, end: 0.2, ..control.clone() }, "controls: it starts at 0.7"),
+        (ControlChoice { end: 2.0, ..control.clone() }, "controls.end: want a number from 0 to 1"),
+        (ControlChoice { strength: f32::NAN, ..control.clone() }, "controls.strength: want a number"),
+        (ControlChoice { net: Some("x".into()), ..control.clone() }, "controls: no ControlNet x, want one of"),
+        (ControlChoice::new(InputImage { width: 0, height: 1, rgb: vec![] }), "controls.image: "),
+    ] {
+        let e = generate(&mut engine, &of(control), &mut Log::default()).unwrap_err();
+        assert!(e.is_request() && e.to_string().starts_with(want), "{e}");
+    }
+}
