@@ -8,9 +8,6 @@ use clap::{ArgMatches, Command};
 
 /// Options that take no value.
 const FLAGS: &[&str] = &[
-    "metadata-raw",
-    "metadata-brief",
-    "metadata-all",
     "preview-noisy",
     "taesd-preview-only",
     "mmap",
@@ -32,8 +29,6 @@ const FLAGS: &[&str] = &[
 
 /// Options that take one value.
 const VALUES: &[&str] = &[
-    "image",
-    "metadata-format",
     "preview",
     "preview-path",
     "preview-interval",

@@ -7,6 +7,7 @@ mod convert;
 mod generate;
 mod interrupt;
 mod later;
+mod metadata;
 mod model_info;
 mod request;
 mod upscale;
@@ -59,6 +60,7 @@ fn run(args: &Args, console: &Console) -> Result<()> {
         }
         Mode::ImgGen => generate::run(args, console, &interrupt::token()?),
         Mode::Upscale => upscale::run(args, console, &interrupt::token()?),
+        Mode::Metadata => metadata::run(&args.metadata),
         Mode::Convert => convert::run(args, console, &interrupt::token()?),
     }
 }

@@ -24,7 +24,10 @@ pub use atomic::Sink;
 pub use checkpoint::{Checkpoint, Format, parse_index};
 pub use file::Access;
 pub use gguf::{EmbeddedTokenizer, parse_gguf, stream_gguf, write_gguf};
-pub use image::{Generation, Generator, Image, PictureText, read_generation, read_parameters, read_texts};
+pub use image::{
+    Container, Entry, EntryType, Generation, Generator, Image, PictureText, read_generation, read_parameters,
+    read_texts,
+};
 pub use listing::{Listing, TensorEntry, TensorSpec};
 pub use metadata::{Array, ArrayType, Metadata, Value};
 pub use output::output_path;

@@ -1,6 +1,7 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
 mod larger;
+mod metadata;
 mod mode;
 mod pictures;
 
@@ -9,6 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
 use larger::Larger;
+pub(crate) use metadata::Metadata;
 pub(crate) use mode::Mode;
 use mode::{mode, output};
 use pictures::{Pictures, Steps};
@@ -47,14 +49,16 @@ pub(crate) struct Args {
     pub(crate) pictures: Pictures,
     #[command(flatten)]
     pub(crate) larger: Larger,
+    #[command(flatten)]
+    pub(crate) metadata: Metadata,
 }
 
 /// What this program does with its results and its log.
 #[derive(Debug, Group)]
 #[command(next_help_heading = "CLI Options")]
 pub(crate) struct Cli {
-    /// What to do: img_gen, upscale to make the picture of --init-img larger, or convert to write a model in other types
-    /// or another format
+    /// What to do: img_gen, upscale to make the picture of --init-img larger, convert to write a model in other types or
+    /// another format, or metadata to print what the picture of --image says of itself
     #[arg(short = 'M', long, value_name = "string", default_value = "img_gen", value_parser = mode)]
     pub(crate) mode: Mode,
     /// Where to write: a .png, .jpg, .jpeg, .jpe or .webp file; %d, %3d and %03d stand for the number of the image.

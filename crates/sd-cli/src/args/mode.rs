@@ -9,6 +9,8 @@ pub(crate) enum Mode {
     Upscale,
     /// Write a model in other types or another format.
     Convert,
+    /// Print what a picture says beside its pixels.
+    Metadata,
 }
 
 pub(super) fn mode(text: &str) -> Result<Mode, String> {
@@ -16,10 +18,11 @@ pub(super) fn mode(text: &str) -> Result<Mode, String> {
         "img_gen" => Ok(Mode::ImgGen),
         "upscale" => Ok(Mode::Upscale),
         "convert" => Ok(Mode::Convert),
-        "adetailer" | "vid_gen" | "metadata" => {
-            Err("not supported yet, only img_gen, upscale and convert are".to_owned())
+        "metadata" => Ok(Mode::Metadata),
+        "adetailer" | "vid_gen" => {
+            Err("not supported yet, only img_gen, upscale, convert and metadata are".to_owned())
         }
-        _ => Err("no such mode; there are img_gen, upscale and convert".to_owned()),
+        _ => Err("no such mode; there are img_gen, upscale, convert and metadata".to_owned()),
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn texts(exif: &[u8]) -> Vec<(&'static str, String)> {
 }
 
 /// Writers disagree on the byte order, so the one with more Latin characters counts.
-fn utf16(text: &[u8]) -> String {
+pub(crate) fn utf16(text: &[u8]) -> String {
     let units = text.as_chunks::<2>().0;
     let latin_be = units.iter().filter(|u| u[0] == 0).count();
     let latin_le = units.iter().filter(|u| u[1] == 0).count();
@@ -79,14 +79,16 @@ fn utf16(text: &[u8]) -> String {
     String::from_utf16_lossy(&units).trim_end_matches('\0').to_owned()
 }
 
-struct Tiff<'a> {
-    bytes: &'a [u8],
-    big: bool,
+/// A block of directories.
+pub(crate) struct Tiff<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// Whether the high byte of a number comes first.
+    pub(crate) big: bool,
 }
 
 impl<'a> Tiff<'a> {
     /// The block, and where its main directory is.
-    fn open(bytes: &'a [u8]) -> Option<(Tiff<'a>, usize)> {
+    pub(crate) fn open(bytes: &'a [u8]) -> Option<(Tiff<'a>, usize)> {
         let big = match bytes.first_chunk()? {
             b"MM\0\x2a" => true,
             b"II\x2a\0" => false,
@@ -97,12 +99,12 @@ impl<'a> Tiff<'a> {
         Some((tiff, main))
     }
 
-    fn u16(&self, at: usize) -> Option<u16> {
+    pub(crate) fn u16(&self, at: usize) -> Option<u16> {
         let b = *self.bytes.get(at..)?.first_chunk()?;
         Some(if self.big { u16::from_be_bytes(b) } else { u16::from_le_bytes(b) })
     }
 
-    fn u32(&self, at: usize) -> Option<usize> {
+    pub(crate) fn u32(&self, at: usize) -> Option<usize> {
         let b = *self.bytes.get(at..)?.first_chunk()?;
         usize::try_from(if self.big { u32::from_be_bytes(b) } else { u32::from_le_bytes(b) }).ok()
     }

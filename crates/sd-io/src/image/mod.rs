@@ -1,6 +1,7 @@
 //! Pictures: any common format in, PNG, JPEG and WebP with generation parameters out; and what other programs have
 //! written into theirs.
 
+mod container;
 mod decode;
 mod encode;
 mod exif;
@@ -9,6 +10,7 @@ mod parameters;
 mod stealth;
 mod texts;
 
+pub use container::{Container, Entry, EntryType};
 pub use generation::{Generation, Generator, generation, read_generation};
 pub use parameters::read_parameters;
 pub use texts::{PictureText, read_texts};

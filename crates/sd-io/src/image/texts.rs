@@ -128,7 +128,7 @@ fn jpeg(mut rest: &[u8], out: &mut Vec<PictureText>) -> Option<()> {
 }
 
 /// A comment of stable-diffusion.cpp: a keyword, NUL and the text.
-fn split_keyword(payload: &[u8]) -> Option<(&str, &[u8])> {
+pub(super) fn split_keyword(payload: &[u8]) -> Option<(&str, &[u8])> {
     let end = payload.iter().position(|b| *b == 0).filter(|n| (1..80).contains(n))?;
     let (keyword, text) = payload.split_at_checked(end)?;
     let keyword = std::str::from_utf8(keyword).ok().filter(|k| k.bytes().all(|b| b.is_ascii_graphic()))?;
