@@ -3,11 +3,11 @@
 use crate::args::Args;
 use crate::console::Console;
 use anyhow::{Context, Result, bail};
-use sd_runtime::{CancelToken, Conversion, TypeRules};
+use sd_runtime::{CancelToken, Conversion, Importance, TypeRules};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::time::Instant;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// Extensions of pictures, which are no names of models.
 const PICTURES: &[&str] = &["png", "jpg", "jpeg", "jpe", "webp"];
@@ -30,6 +30,7 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
         output,
         types: TypeRules::new(args.model.weight_type, &args.context.tensor_type_rules.join(","))?,
         rename: args.cli.convert_name,
+        importance: importance(args)?,
         threads: args.model.threads(),
     };
     let terminal = std::io::stderr().is_terminal();
@@ -47,6 +48,12 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     for (dtype, (count, bytes)) in &done.written {
         debug!("{count} tensors of {dtype}, {:.1} MB", *bytes as f64 / 1e6);
     }
+    if !conversion.importance.is_empty() {
+        info!("{} tensors were quantised with regard to the importance of their columns", done.weighted);
+        if done.weighted == 0 {
+            warn!("--imat-in: has no weight that was quantised");
+        }
+    }
     for (why, count) in &done.kept {
         info!("{count} tensors kept their type: {why}");
     }
@@ -59,4 +66,13 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
         done.read as f64 / 1e6 / seconds
     );
     Ok(())
+}
+
+/// The importance matrices of `--imat-in` as one.
+pub(crate) fn importance(args: &Args) -> Result<Importance> {
+    let mut all = Importance::default();
+    for path in &args.cli.imat_in {
+        Importance::open(path).and_then(|one| all.merge(one)).context("--imat-in")?;
+    }
+    Ok(all)
 }

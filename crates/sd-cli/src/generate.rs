@@ -2,10 +2,11 @@
 
 use crate::args::Args;
 use crate::console::{Bar, Console};
+use crate::convert;
 use crate::request::request;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
-use sd_runtime::{CancelToken, Engine, GeneratedImage, Observer, Progress};
+use sd_runtime::{CancelToken, Engine, GeneratedImage, Importance, Observer, Progress};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
@@ -15,6 +16,7 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     let request = request(args)?;
     let output = Output::new(args);
     output.check()?;
+    let importance = importance(args)?;
     let mut engine = open(args)?;
     let model = engine.info();
     info!("{} model {} on {}", model.family, model.name, model.device);
@@ -26,7 +28,24 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     // A file that could not be written stopped the request; that is what the user needs to hear.
     watcher.saved?;
     drawn?;
+    if let (Some((path, mut all)), Some(found)) = (importance, engine.importance()) {
+        all.merge(found.clone()).context("--imat-out")?;
+        all.save(path).context("--imat-out")?;
+        info!("wrote {}: the importance of the columns of {} weights", path.display(), all.len());
+    }
     Ok(())
+}
+
+/// The importance matrix to write and what it is added to.
+fn importance(args: &Args) -> Result<Option<(&Path, Importance)>> {
+    let Some(path) = args.cli.imat_out.as_deref() else { return Ok(None) };
+    if path.exists() && !args.cli.imat_in.iter().any(|p| p == path) {
+        warn!(
+            "--imat-out: {} is there already and will be replaced; give it with --imat-in to add to it",
+            path.display()
+        );
+    }
+    Ok(Some((path, convert::importance(args)?)))
 }
 
 fn open(args: &Args) -> Result<Engine> {
@@ -35,7 +54,7 @@ fn open(args: &Args) -> Result<Engine> {
     if !loras.as_os_str().is_empty() {
         builder = builder.lora_folder(loras).any_lora_path(true);
     }
-    Ok(builder.build()?)
+    Ok(builder.collect_importance(args.cli.imat_out.is_some()).build()?)
 }
 
 /// Finds out whether files can be made in `folder`, by making one for a moment.

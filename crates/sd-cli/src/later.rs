@@ -32,8 +32,6 @@ const VALUES: &[&str] = &[
     "preview",
     "preview-path",
     "preview-interval",
-    "imat-out",
-    "imat-in",
     "high-noise-diffusion-model",
     "uncond-diffusion-model",
     "clip_vision",

@@ -58,6 +58,9 @@ fn run(args: &Args, console: &Console) -> Result<()> {
         Mode::ImgGen if !args.context.tensor_type_rules.is_empty() => {
             bail!("--tensor-type-rules is supported with -M convert only")
         }
+        Mode::ImgGen if !args.cli.imat_in.is_empty() && args.cli.imat_out.is_none() => {
+            bail!("--imat-in says nothing without --imat-out or -M convert")
+        }
         Mode::ImgGen => generate::run(args, console, &interrupt::token()?),
         Mode::Upscale => upscale::run(args, console, &interrupt::token()?),
         Mode::Metadata => metadata::run(&args.metadata),

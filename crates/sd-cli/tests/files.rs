@@ -53,3 +53,45 @@ fn conversions_that_make_no_sense_are_refused() {
     }
     assert_eq!(files(&dir), Vec::<String>::new());
 }
+
+#[test]
+fn importance_is_collected_continued_and_used() {
+    let dir = folder("importance");
+    let draw =
+        |args: &[&str]| sd_cli(&dir, &[&["-p", "a red circle", "--steps", "1", "-o", "a.png"], args].concat());
+    let to_two_bits = ["-M", "convert", "-m", DEMO, "-o", "two.gguf", "--type", "iq2_xxs"];
+    let run = sd_cli(&dir, &to_two_bits);
+    assert_eq!(run.code, Some(1));
+    assert!(run.stderr.contains("iq2_xxs wants to know which columns matter"), "{}", run.stderr);
+    assert!(run.stderr.contains("--imat-in"), "{}", run.stderr);
+
+    let run = draw(&["--imat-out", "one.dat"]);
+    assert!(run.code == Some(0) && run.stderr.contains("wrote one.dat: the importance"), "{}", run.stderr);
+    let first = std::fs::read(dir.join("a.png")).unwrap();
+    let run = draw(&[]);
+    assert_eq!((run.code, std::fs::read(dir.join("a.png")).unwrap()), (Some(0), first));
+    let run = draw(&["--imat-in", "one.dat", "--imat-out", "two.dat"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    // Twice the calls, hence twice the values, and the same length.
+    let [one, two] = ["one.dat", "two.dat"].map(|n| std::fs::read(dir.join(n)).unwrap());
+    let last = |bytes: &[u8]| bytes.last_chunk::<4>().map(|b| u32::from_le_bytes(*b)).unwrap();
+    assert_eq!((one.len(), 2 * last(&one)), (two.len(), last(&two)));
+    assert!(draw(&["--imat-out", "one.dat"]).stderr.contains("one.dat is there already"));
+
+    let run = sd_cli(&dir, &[&to_two_bits[..], &["--imat-in", "one.dat", "--imat-in", "two.dat"]].concat());
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(run.stderr.contains("quantised with regard to the importance"), "{}", run.stderr);
+    let run = sd_cli(&dir, &["-m", "two.gguf", "-p", "a red circle", "--steps", "1", "-o", "b.png"]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+
+    for (args, want) in
+        [(&["--imat-in", "absent.dat"][..], "absent.dat"), (&["--imat-in", "a.png"], "a.png: no importance matrix")]
+    {
+        let run = sd_cli(&dir, &[&to_two_bits[..], args].concat());
+        assert!(run.code == Some(1) && run.stderr.contains(want), "{want}: {}", run.stderr);
+        let run = draw(&[args, &["--imat-out", "c.dat"]].concat());
+        assert!(run.code == Some(1) && run.stderr.contains(want), "{want}: {}", run.stderr);
+    }
+    assert!(draw(&["--imat-in", "one.dat"]).stderr.contains("says nothing without --imat-out"));
+    assert_eq!(files(&dir), ["a.png", "b.png", "one.dat", "two.dat", "two.gguf"]);
+}

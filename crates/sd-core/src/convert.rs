@@ -97,6 +97,33 @@ fn f8_code(v: f32, top: u8, decode: fn(u8) -> f32) -> Option<u8> {
 /// A row is not whole blocks, the type is an integer type or one that is not written, or a finite value does not fit
 /// the type. Quantised types refuse NaN and infinities.
 pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
+    store(dtype, values, row, None)
+}
+
+/// [`from_f32`] with the importance of each of the `row` columns, to a common factor. Types that are not quantised do
+/// not depend on it.
+///
+/// # Errors
+/// As for [`from_f32`]; there is not one importance for each column, or one is negative or not finite.
+pub fn from_f32_weighted(dtype: DType, values: &[f32], row: usize, importance: &[f32]) -> Result<Vec<u8>> {
+    if importance.len() != row {
+        return Err(Error::shape(format!("an importance for {} columns, rows have {row}", importance.len())));
+    }
+    if let Some(v) = importance.iter().find(|v| !v.is_finite() || **v < 0.0) {
+        return Err(Error::non_finite(format!("the importance {v} of a column")));
+    }
+    let mean = importance.iter().map(|v| f64::from(*v)).sum::<f64>() / row.max(1) as f64;
+    // Columns that are never used count a little, so that no block is without any weight.
+    let even = |v: &f32| if mean > 0.0 { (f64::from(*v) / mean).max(1e-6) as f32 } else { 1.0 };
+    store(dtype, values, row, Some(&importance.iter().map(even).collect::<Vec<_>>()))
+}
+
+/// Whether a type has so few bits that it is only to be written with the importance of columns.
+pub fn needs_importance(dtype: DType) -> bool {
+    types::needs_importance(dtype)
+}
+
+fn store(dtype: DType, values: &[f32], row: usize, importance: Option<&[f32]>) -> Result<Vec<u8>> {
     let whole = row > 0 && values.len().is_multiple_of(row);
     let Some(size) = dtype.bytes(values.len(), row).filter(|_| whole || values.is_empty()) else {
         return Err(Error::shape(format!(
@@ -108,7 +135,7 @@ pub fn from_f32(dtype: DType, values: &[f32], row: usize) -> Result<Vec<u8>> {
         return Ok(Vec::new());
     }
     if dtype.is_quantised() {
-        return quantise(dtype, values, row, size);
+        return quantise(dtype, values, row, importance, size);
     }
     fn each<const N: usize>(
         values: &[f32],
@@ -173,7 +200,7 @@ const LARGEST: f32 = 65504.0;
 /// Below this, every type rounds to zero, and the search for scales would divide by underflowed squares.
 const SMALLEST: f32 = 1e-15;
 
-fn quantise(dtype: DType, values: &[f32], row: usize, size: usize) -> Result<Vec<u8>> {
+fn quantise(dtype: DType, values: &[f32], row: usize, importance: Option<&[f32]>, size: usize) -> Result<Vec<u8>> {
     if !types::can_quantise(dtype) {
         return Err(Error::unsupported(format!("values are not written as {dtype}, which only holds activations")));
     }
@@ -193,7 +220,7 @@ fn quantise(dtype: DType, values: &[f32], row: usize, size: usize) -> Result<Vec
     values
         .par_chunks(rows * row)
         .zip(out.par_chunks_mut(rows * row_bytes))
-        .try_for_each(|(src, dst)| types::quantise(dtype, src, row, dst))?;
+        .try_for_each(|(src, dst)| types::quantise(dtype, src, row, importance, dst))?;
     Ok(out)
 }
 
@@ -267,6 +294,30 @@ mod tests {
         assert_eq!(to_f32(DType::BF16, &[0x80, 0xbf], 1).unwrap(), [-1.0]);
         assert!(from_f32(DType::F16, &[70000.0], 1).is_err());
         assert!(from_f32(DType::I32, &[1.0], 1).is_err());
+    }
+
+    #[test]
+    fn columns_that_matter_are_kept_closer() {
+        let values = normal(64 * 256);
+        // Every fourth column counts a hundred times as much.
+        let importance: Vec<f32> = (0..256).map(|i| if i % 4 == 0 { 5000.0 } else { 50.0 }).collect();
+        for dtype in [DType::Q4_0, DType::Q4K, DType::Q2K, DType::IQ4_NL, DType::IQ3_S, DType::IQ2_XS] {
+            let loss = |bytes: Vec<u8>| -> f64 {
+                let back = to_f32(dtype, &bytes, values.len()).unwrap();
+                let of = |(i, (a, b)): (usize, (&f32, &f32))| f64::from(importance[i % 256] * (a - b).powi(2));
+                values.iter().zip(&back).enumerate().map(of).sum()
+            };
+            let even = loss(from_f32(dtype, &values, 256).unwrap());
+            let weighted = loss(from_f32_weighted(dtype, &values, 256, &importance).unwrap());
+            assert!(weighted < 0.95 * even, "{dtype}: {weighted} of {even}");
+        }
+        let plain = from_f32(DType::Q8_0, &values, 256).unwrap();
+        assert_eq!(from_f32_weighted(DType::Q8_0, &values, 256, &importance).unwrap(), plain);
+        for bad in [&importance[..255], &[-1.0; 256], &[f32::NAN; 256]] {
+            assert!(from_f32_weighted(DType::Q4_0, &values, 256, bad).is_err());
+        }
+        assert!(from_f32_weighted(DType::IQ2_XXS, &values, 256, &[0.0; 256]).is_ok());
+        assert!(needs_importance(DType::IQ2_XXS) && !needs_importance(DType::Q4K) && !needs_importance(DType::F32));
     }
 
     #[test]

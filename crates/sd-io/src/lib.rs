@@ -12,6 +12,7 @@ mod file;
 mod form;
 pub mod gguf;
 pub mod image;
+mod importance;
 mod listing;
 mod map;
 mod metadata;
@@ -28,6 +29,7 @@ pub use image::{
     Container, Entry, EntryType, Generation, Generator, Image, PictureText, read_generation, read_parameters,
     read_texts,
 };
+pub use importance::Importance;
 pub use listing::{Listing, TensorEntry, TensorSpec};
 pub use metadata::{Array, ArrayType, Metadata, Value};
 pub use output::output_path;

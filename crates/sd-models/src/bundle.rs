@@ -16,6 +16,8 @@ use crate::scaled;
 pub struct Bundle {
     entries: Vec<Entry>,
     index: HashMap<String, usize>,
+    /// Names by which the networks know tensors, by the names they have in the bundle.
+    known: HashMap<String, String>,
 }
 
 struct Entry {
@@ -34,7 +36,7 @@ impl Bundle {
     /// A file is no model or does not hold the part it is given as, a name stands for two tensors, or, with `rename`, a
     /// tensor cannot be put together.
     pub fn new(files: &Files, rename: bool) -> Result<Bundle> {
-        let mut out = Bundle { entries: Vec::new(), index: HashMap::new() };
+        let mut out = Bundle { entries: Vec::new(), index: HashMap::new(), known: HashMap::new() };
         let apart: BTreeSet<Part> = files.parts.keys().copied().collect();
         if let Some(model) = &files.model {
             check(model)?;
@@ -71,20 +73,29 @@ impl Bundle {
             return Err(Error::bad_file(file.path(), format!("holds no {}", part.name())));
         }
         let mut done: HashSet<String> = HashSet::new();
-        let parts = if rename { Component::split(&source, only) } else { Vec::new() };
+        let mut known: HashMap<String, String> = HashMap::new();
+        let parts = Component::split(&source, only);
         for c in parts.iter().filter(|c| !skip.contains(&c.part()) && only.is_none_or(|only| only == c.part())) {
             for here in c.source().names() {
-                self.push(format!("{}{here}", place(c.part())), c.source(), here)?;
-                done.extend(c.file_names(here).iter().cloned());
+                let placed = format!("{}{here}", c.part().place());
+                if rename {
+                    self.push(placed, c.source(), here)?;
+                    done.extend(c.file_names(here).iter().cloned());
+                } else {
+                    known.extend(c.file_names(here).iter().map(|name| (name.clone(), placed.clone())));
+                }
             }
         }
         for name in names.into_iter().filter(|name| !done.contains(*name)) {
             let named = match only {
                 Some(part) if part_of(name, None).is_none_or(|(p, prefix)| p != part || prefix.is_empty()) => {
-                    format!("{}{name}", place(part))
+                    format!("{}{name}", part.place())
                 }
                 _ => name.to_owned(),
             };
+            if let Some(known) = known.remove(name) {
+                self.known.insert(named.clone(), known);
+            }
             self.push(named, source.clone(), name)?;
         }
         Ok(())
@@ -100,6 +111,12 @@ impl Bundle {
         }
         self.entries.push(Entry { name, source, from: from.to_owned() });
         Ok(())
+    }
+
+    /// The name by which a network knows a tensor, with the place of its part before it: the tensor's own if no network
+    /// knows it.
+    pub fn known<'a>(&'a self, name: &'a str) -> &'a str {
+        self.known.get(name).map_or(name, String::as_str)
     }
 
     fn entry(&self, name: &str) -> Option<&Entry> {
@@ -130,14 +147,16 @@ impl WeightSource for Bundle {
     }
 }
 
-/// What stands before the names of a part in a file of several.
-fn place(part: Part) -> &'static str {
-    match part {
-        Part::Diffusion => "model.diffusion_model.",
-        Part::Autoencoder => "first_stage_model.",
-        Part::ClipL => "text_encoders.clip_l.transformer.",
-        Part::ClipG => "text_encoders.clip_g.transformer.",
-        Part::T5 => "text_encoders.t5xxl.transformer.",
+impl Part {
+    /// What stands before its names in a file of several.
+    pub fn place(self) -> &'static str {
+        match self {
+            Part::Diffusion => "model.diffusion_model.",
+            Part::Autoencoder => "first_stage_model.",
+            Part::ClipL => "text_encoders.clip_l.transformer.",
+            Part::ClipG => "text_encoders.clip_g.transformer.",
+            Part::T5 => "text_encoders.t5xxl.transformer.",
+        }
     }
 }
 

@@ -51,6 +51,7 @@ pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind,
 pub use schedule::{Ays, ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, shifted};
 pub use sd_core::device::{DeviceKind, add_rpc_server};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor};
+pub use sd_io::Importance;
 pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
 pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};
 pub use upscale::{MAX_UPSCALE_REPEATS, UPSCALE_TILE, UpscaleOptions, Upscaler};

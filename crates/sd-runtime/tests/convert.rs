@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use sd_core::WeightSource;
 use sd_core::convert::{from_f32, to_f32};
 use sd_io::{Checkpoint, Format, TensorSpec, write_safetensors};
-use sd_runtime::{CancelToken, Conversion, Converted, DType, Engine, ImageRequest, ModelFiles, Part, TypeRules};
+use sd_runtime::{
+    CancelToken, Conversion, Converted, DType, Engine, ImageRequest, Importance, ModelFiles, Part, TypeRules,
+};
 use support::{json, one, sd1};
 
 fn place(name: &str) -> PathBuf {
@@ -19,7 +21,7 @@ fn place(name: &str) -> PathBuf {
 
 fn conversion(model: &Path, output: &str, types: TypeRules) -> Conversion {
     let files = ModelFiles { model: Some(model.to_owned()), ..ModelFiles::default() };
-    Conversion { files, output: place(output), types, rename: false, threads: 1 }
+    Conversion { files, output: place(output), types, rename: false, importance: Importance::default(), threads: 1 }
 }
 
 fn run(c: &Conversion) -> sd_runtime::Result<Converted> {
@@ -235,4 +237,45 @@ fn what_cannot_be_converted_is_named_and_leaves_nothing() {
     let nothing = Conversion { files: ModelFiles::default(), ..c };
     assert!(run(&nothing).unwrap_err().is_request());
     assert!(!output.exists());
+}
+
+#[test]
+fn an_importance_matrix_is_collected_and_weighs_columns() {
+    let original = sd1::write("convert-importance.safetensors", |_, _| {});
+    let builder = || Engine::builder().model(&original).device("cpu").threads(1);
+    let request = ImageRequest { steps: Some(1), ..support::oracle_request("sd1_pipeline.safetensors") };
+    let mut engine = builder().collect_importance(true).build().unwrap();
+    let drawn = engine.generate(&request, &mut (), &CancelToken::new()).unwrap();
+    assert_eq!(drawn[0].rgb, picture(&original), "taps change nothing");
+    let found = engine.importance().unwrap().clone();
+    assert!(builder().build().unwrap().importance().is_none());
+
+    // Every linear layer of the network and of the text encoder, by the names in the file of the original layout.
+    let file = contents(&original);
+    let (path, rows) = (place("convert-importance.dat"), |name: &str| file.get(name).map(|t| t.1[1]));
+    found.save(&path).unwrap();
+    let read = Importance::open(&path).unwrap();
+    let name = "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight";
+    assert_eq!(read.columns(name).map(|c| c.len()), rows(name));
+    let matrices = file.iter().filter(|(n, (_, shape, _))| n.starts_with("model.diff") && shape.len() == 2);
+    for (name, (_, shape, _)) in matrices {
+        assert_eq!(read.columns(name).map(|c| c.len()), Some(shape[1]), "{name}");
+    }
+
+    let even = conversion(&original, "convert-even.gguf", to(DType::Q4_0));
+    assert_eq!(run(&even).unwrap().weighted, 0);
+    let weighted = Conversion { output: place("convert-weighted.gguf"), importance: read, ..even.clone() };
+    let report = run(&weighted).unwrap();
+    assert!(report.weighted > 20, "{}", report.weighted);
+    assert_ne!(fs::read(&even.output).unwrap(), fs::read(&weighted.output).unwrap());
+    // The same for a file in diffusers' names, whose tensors are found by the names that the network uses.
+    let (other, _) = diffusers("convert-importance-diffusers.safetensors");
+    let files = ModelFiles { model: Some(other), ..ModelFiles::default() };
+    let renamed = Conversion { files, output: place("convert-weighted-diffusers.gguf"), ..weighted.clone() };
+    assert!(run(&renamed).unwrap().weighted > 20);
+
+    let mut wrong = Importance::default();
+    wrong.add(name, &[1.0; 5], 1).unwrap();
+    let e = run(&Conversion { importance: wrong, ..weighted }).unwrap_err();
+    assert!(e.to_string().contains("5 columns") && e.to_string().contains(name), "{e}");
 }

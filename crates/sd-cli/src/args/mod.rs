@@ -83,6 +83,13 @@ pub(crate) struct Cli {
     /// Give tensors the names that this program uses, with -M convert
     #[arg(long)]
     pub(crate) convert_name: bool,
+    /// Importance matrix; of several the sums count. With -M convert it says which columns of weights quantised types keep
+    /// closest, with --imat-out what is added to
+    #[arg(long, value_name = "path", action = ArgAction::Append)]
+    pub(crate) imat_in: Vec<PathBuf>,
+    /// Where to write the importance matrix that is collected while pictures are drawn
+    #[arg(long, value_name = "path")]
+    pub(crate) imat_out: Option<PathBuf>,
     /// Print family, parts, missing parts, defaults and unread tensors of the given files, and stop
     #[arg(long, value_name = "path")]
     pub(crate) model_info: Option<Option<PathBuf>>,

@@ -73,21 +73,35 @@ pub(crate) fn can_quantise(dtype: DType) -> bool {
     dtype.is_quantised() && !matches!(dtype, DType::Q8_1 | DType::Q8K)
 }
 
-/// Converts rows of finite f32 values to blocks, all columns being equally important.
-pub(crate) fn quantise(dtype: DType, values: &[f32], row: usize, out: &mut [u8]) -> Result<()> {
+/// Whether so few bits are left that a quantisation makes no sense without knowing which columns matter.
+pub(crate) fn needs_importance(dtype: DType) -> bool {
+    // SAFETY: the type is one of ggml's.
+    dtype.ggml_id().is_some_and(|id| unsafe { sys::ggml_quantize_requires_imatrix(id) })
+}
+
+/// Converts rows of finite f32 values to blocks. `importance` is that of each column, finite and not negative; without it all
+/// are equally important.
+pub(crate) fn quantise(
+    dtype: DType,
+    values: &[f32],
+    row: usize,
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<()> {
     let fits = row > 0
         && values.len().is_multiple_of(row)
         && row.is_multiple_of(dtype.block())
         && dtype.bytes(values.len(), row) == Some(out.len());
-    if !fits || !can_quantise(dtype) || !values.iter().all(|v| v.is_finite()) {
+    let weighed = importance.is_none_or(|i| i.len() == row && i.iter().all(|v| v.is_finite() && *v >= 0.0));
+    if !fits || !weighed || !can_quantise(dtype) || !values.iter().all(|v| v.is_finite()) {
         return Err(Error::internal(format!("{} values in rows of {row} cannot become {dtype}", values.len())));
     }
     let id = id(dtype)?;
-    // SAFETY: the type is one of ggml's.
-    let weights = if unsafe { sys::ggml_quantize_requires_imatrix(id) } { vec![1.0f32; row] } else { Vec::new() };
+    let even = if importance.is_none() && needs_importance(dtype) { vec![1.0f32; row] } else { Vec::new() };
+    let weights = importance.unwrap_or(&even);
     let imatrix = if weights.is_empty() { std::ptr::null() } else { weights.as_ptr() };
     // SAFETY: `values` is whole rows of whole blocks, `out` is exactly as long as the result, the type is one
-    // `ggml_quantize_chunk` handles, and the importance matrix, where the type needs one, has one entry per column.
+    // `ggml_quantize_chunk` handles, and the importance matrix, where there is one, has one entry per column.
     let written = unsafe {
         sys::ggml_quantize_chunk(
             id,

@@ -1,3 +1,4 @@
 //! Passes: programs made of programs.
 
 pub mod adapters;
+pub mod taps;

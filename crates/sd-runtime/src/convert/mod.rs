@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use sd_core::{CancelToken, DType, Error, Result, TensorMeta, WeightSource, convert, convert::Workers};
-use sd_io::{Access, Sink, TensorSpec, Value, stream_gguf, stream_safetensors};
+use sd_io::{Access, Importance, Sink, TensorSpec, Value, stream_gguf, stream_safetensors};
 use sd_models::{Bundle, Files};
 
 use crate::files::ModelFiles;
@@ -29,6 +29,8 @@ pub struct Conversion {
     pub types: TypeRules,
     /// Whether tensors get the names and layouts that the networks use.
     pub rename: bool,
+    /// Which columns of weights matter, by the names that the networks use. Quantised types keep these closest.
+    pub importance: Importance,
     /// CPU threads; 0 for one per processor. The file does not depend on it.
     pub threads: usize,
 }
@@ -40,6 +42,8 @@ pub struct Converted {
     pub read: u64,
     /// Tensors and bytes that were written, by type.
     pub written: BTreeMap<DType, (usize, u64)>,
+    /// Tensors that were quantised with regard to the importance of their columns.
+    pub weighted: usize,
     /// Tensors that kept their type though the rules named another, by reason.
     pub kept: BTreeMap<&'static str, usize>,
 }
@@ -63,7 +67,7 @@ impl Conversion {
         let workers = Workers::new(self.threads)?;
         let mut write = |spec: &TensorSpec, sink: &mut Sink<'_>| {
             cancel.check()?;
-            write_tensor(&bundle, spec, &workers, cancel, sink)?;
+            self.write_tensor(&bundle, spec, &workers, cancel, sink)?;
             done += spec.bytes()?;
             progress(done, total);
             Ok(())
@@ -85,7 +89,7 @@ impl Conversion {
 
     /// What is written, and the report of it.
     fn plan(&self, bundle: &Bundle) -> Result<(Vec<TensorSpec>, Converted)> {
-        let mut converted = Converted { read: 0, written: BTreeMap::new(), kept: BTreeMap::new() };
+        let mut converted = Converted { read: 0, written: BTreeMap::new(), weighted: 0, kept: BTreeMap::new() };
         let mut specs = Vec::new();
         for name in bundle.names() {
             let meta = bundle.meta(name).ok_or_else(|| Error::internal(format!("no tensor {name}")))?;
@@ -111,6 +115,17 @@ impl Conversion {
                 } else {
                     "leave out --type"
                 }));
+            }
+            if dtype != meta.dtype && dtype.is_quantised() {
+                let importance = self.importance_of(bundle, name, &meta)?;
+                converted.weighted += usize::from(importance.is_some());
+                if importance.is_none() && convert::needs_importance(dtype) {
+                    let known = bundle.known(name);
+                    return Err(Error::request(format!("{name}: {dtype} wants to know which columns matter"))
+                        .hint(format!(
+                            "give an importance matrix with {known} (--imat-in), or another type by a rule"
+                        )));
+                }
             }
             let spec = TensorSpec { name: name.to_owned(), dtype, shape: meta.shape };
             let bytes = spec.bytes()?;
@@ -149,36 +164,56 @@ fn metadata(files: &Files) -> Vec<(String, Value)> {
     out
 }
 
-fn write_tensor(
-    bundle: &Bundle,
-    spec: &TensorSpec,
-    workers: &Workers,
-    cancel: &CancelToken,
-    sink: &mut Sink<'_>,
-) -> Result<()> {
-    let named = |e: Error| e.context(spec.name.clone());
-    let meta = bundle.meta(&spec.name).ok_or_else(|| Error::internal(format!("no tensor {}", spec.name)))?;
-    let stored = bundle.bytes(&spec.name)?;
-    if meta.dtype == spec.dtype {
-        return sink.write(&stored);
+impl Conversion {
+    /// The importance of a tensor's columns, if there is any.
+    fn importance_of(&self, bundle: &Bundle, name: &str, meta: &TensorMeta) -> Result<Option<Vec<f32>>> {
+        let known = bundle.known(name);
+        let Some(columns) = self.importance.columns(known) else { return Ok(None) };
+        if columns.len() == meta.shape.last() {
+            return Ok(Some(columns));
+        }
+        let what =
+            format!("{known}: the importance matrix has {} columns, {name} is {}", columns.len(), meta.shape);
+        Err(Error::request(what).hint("it was collected with another model"))
     }
-    let (row, elements) = (meta.shape.last(), meta.shape.elements());
-    // Rows of some files are not whole blocks; such a tensor is converted in one piece.
-    let rows = (CHUNK / row.max(1)).max(1);
-    let (chunk, bytes) = match meta.dtype.bytes(row * rows, row) {
-        Some(bytes) if bytes > 0 => (row * rows, bytes),
-        _ => (elements, stored.len().max(1)),
-    };
-    let mut left = elements;
-    for part in stored.chunks(bytes) {
-        cancel.check()?;
-        let count = left.min(chunk);
-        left -= count;
-        let converted = workers.run(|| {
-            let values = convert::to_f32(meta.dtype, part, count)?;
-            convert::from_f32(spec.dtype, &values, row)
-        });
-        sink.write(&converted.map_err(named)?)?;
+
+    fn write_tensor(
+        &self,
+        bundle: &Bundle,
+        spec: &TensorSpec,
+        workers: &Workers,
+        cancel: &CancelToken,
+        sink: &mut Sink<'_>,
+    ) -> Result<()> {
+        let named = |e: Error| e.context(spec.name.clone());
+        let meta = bundle.meta(&spec.name).ok_or_else(|| Error::internal(format!("no tensor {}", spec.name)))?;
+        let stored = bundle.bytes(&spec.name)?;
+        if meta.dtype == spec.dtype {
+            return sink.write(&stored);
+        }
+        let importance =
+            if spec.dtype.is_quantised() { self.importance_of(bundle, &spec.name, &meta)? } else { None };
+        let (row, elements) = (meta.shape.last(), meta.shape.elements());
+        // Rows of some files are not whole blocks; such a tensor is converted in one piece.
+        let rows = (CHUNK / row.max(1)).max(1);
+        let (chunk, bytes) = match meta.dtype.bytes(row * rows, row) {
+            Some(bytes) if bytes > 0 => (row * rows, bytes),
+            _ => (elements, stored.len().max(1)),
+        };
+        let mut left = elements;
+        for part in stored.chunks(bytes) {
+            cancel.check()?;
+            let count = left.min(chunk);
+            left -= count;
+            let converted = workers.run(|| {
+                let values = convert::to_f32(meta.dtype, part, count)?;
+                match &importance {
+                    Some(importance) => convert::from_f32_weighted(spec.dtype, &values, row, importance),
+                    None => convert::from_f32(spec.dtype, &values, row),
+                }
+            });
+            sink.write(&converted.map_err(named)?)?;
+        }
+        Ok(())
     }
-    Ok(())
 }

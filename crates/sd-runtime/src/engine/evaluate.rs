@@ -1,8 +1,7 @@
 //! Evaluations of the diffusion network: branches that are alike run as one batch.
 
-use sd_core::exec::Runner;
 use sd_core::{CancelToken, Error, Program, Result, Tensor};
-use sd_models::{Evaluation, Model};
+use sd_models::{Evaluation, Model, Part, Run};
 
 use super::control::Control;
 use super::networks::{dims, only};
@@ -29,7 +28,7 @@ impl Evaluator {
     pub(super) fn predict(
         &mut self,
         model: &Model,
-        runner: &mut Runner,
+        run: &mut Run<'_>,
         controls: &mut [Control],
         call: &Call<'_>,
         cancel: &CancelToken,
@@ -45,7 +44,7 @@ impl Evaluator {
                 call.branches.iter().enumerate().filter(|(i, _)| evaluations.get(*i) == Some(evaluation)).collect();
             let evaluation = Evaluation { batch: alike.len(), ..evaluation.clone() };
             let branches: Vec<&Branch<'_>> = alike.iter().map(|(_, b)| *b).collect();
-            let mut on = On { model, runner, controls, cancel };
+            let mut on = On { model, run, controls, cancel };
             let results = self.run(&mut on, call, evaluation, &branches)?;
             for ((at, _), result) in alike.iter().zip(results) {
                 if let Some(slot) = out.get_mut(*at) {
@@ -95,7 +94,7 @@ impl Evaluator {
         inputs.extend(added.iter().map(|(n, t)| (n.as_str(), *t)));
         let built = self.built(on.model, evaluation)?;
         inputs.extend(built.tables.iter().map(|(n, t)| (*n, t)));
-        let out = only(on.runner.run(&built.program, &inputs, on.cancel)?)?;
+        let out = only((on.run)(Part::Diffusion, &built.program, &inputs)?)?;
         let [_, c, h, w] = dims(&out)?;
         out.values().chunks((c * h * w).max(1)).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
     }
@@ -118,7 +117,7 @@ impl Evaluator {
 /// What evaluations run on.
 struct On<'a> {
     model: &'a Model,
-    runner: &'a mut Runner,
+    run: &'a mut Run<'a>,
     controls: &'a mut [Control],
     cancel: &'a CancelToken,
 }

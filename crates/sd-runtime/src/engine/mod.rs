@@ -4,6 +4,7 @@ mod adapters;
 mod control;
 mod evaluate;
 mod facts;
+mod importance;
 mod networks;
 mod prepared;
 mod steps;
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Precision, Result};
-use sd_io::Checkpoint;
+use sd_io::{Checkpoint, Importance};
 use sd_models::{Files, Info, Model, Part, VaeFormat};
 
 use crate::files::ModelFiles;
@@ -215,6 +216,14 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether to collect what weights of text encoders and of the diffusion network are multiplied by, see
+    /// [`Engine::importance`]. Default false; pictures do not depend on it.
+    #[must_use]
+    pub fn collect_importance(mut self, collect: bool) -> EngineBuilder {
+        self.options.collects = collect;
+        self
+    }
+
     /// Opens the files, finds the family and checks every name and shape. Weights are read when they are needed.
     ///
     /// # Errors
@@ -298,7 +307,7 @@ fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<(Strin
 
 /// What the user says of the model's prediction and cuts says nothing of the refiner's.
 fn refiner_options(options: &Options) -> Options {
-    Options { prediction: None, cuts: Cuts::default(), ..options.clone() }
+    Options { prediction: None, cuts: Cuts::default(), collects: false, ..options.clone() }
 }
 
 impl ModelFile {
@@ -449,6 +458,12 @@ impl Engine {
         let mut watch = Watch { observer, cancel };
         let models = Models { net: &mut self.networks, refiner, upscaler: self.upscaler.as_mut() };
         generate::run(models, request, &resolved, &mut watch, each)
+    }
+
+    /// What weights were multiplied by in all requests so far, under the names that the networks use; `None` if
+    /// [`EngineBuilder::collect_importance`] was not asked for it. Nothing is collected of a refiner.
+    pub fn importance(&self) -> Option<&Importance> {
+        self.networks.importance()
     }
 
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.

@@ -15,6 +15,7 @@ use super::adapters::{Chosen, Folders, Library, LoraMode};
 use super::control::Control;
 use super::evaluate::Evaluator;
 use super::facts::facts;
+use super::importance::Collector;
 use super::steps::Steps;
 use crate::generate::{Call, Coding, Facts, Moments, Networks};
 use crate::guidance::Prediction;
@@ -34,6 +35,8 @@ pub(super) struct Options {
     pub(super) cuts: Cuts,
     pub(super) folders: Folders,
     pub(super) lora_mode: LoraMode,
+    /// Whether to collect what weights are multiplied by.
+    pub(super) collects: bool,
 }
 
 /// The networks of a model with what they keep between runs: weights, lowered programs, conditioning.
@@ -53,6 +56,7 @@ pub(super) struct Loaded {
     chosen: Chosen,
     evaluator: Evaluator,
     controls: Vec<Control>,
+    collector: Collector,
 }
 
 impl Options {
@@ -81,6 +85,7 @@ impl Loaded {
             prompts: Vec::new(),
             evaluator: Evaluator::default(),
             controls: Vec::new(),
+            collector: if options.collects { Collector::on() } else { Collector::default() },
             model,
             device,
             options,
@@ -95,6 +100,11 @@ impl Loaded {
         let open = |path: &PathBuf| Control::open(path, &self.model, self.device.clone(), options.clone());
         self.controls = paths.iter().map(open).collect::<Result<_>>()?;
         Ok(self.controls.iter().map(|c| c.name().to_owned()).collect())
+    }
+
+    /// What weights were multiplied by, if that was to be collected.
+    pub(super) fn importance(&self) -> Option<&sd_io::Importance> {
+        self.collector.found()
     }
 
     /// Facts about the model.
@@ -250,10 +260,10 @@ impl Networks for Loaded {
             return Ok(conditioning);
         }
         tracing::debug!(prompt = prompt.text, "text encoding");
-        let runners = &mut self.runners;
+        let (runners, collector) = (&mut self.runners, &mut self.collector);
         let conditioning =
             self.model.condition_with(prompt, &self.chosen.embeddings(), &mut |part, program, inputs| {
-                runner(runners, part)?.run(program, inputs, cancel)
+                collector.run(part, runner(runners, part)?, program, inputs, cancel)
             })?;
         if conditioning.is_finite() {
             self.prompts.push((key, conditioning.clone()));
@@ -271,8 +281,11 @@ impl Networks for Loaded {
     }
 
     fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>> {
-        let runner = runner(&mut self.runners, Part::Diffusion)?;
-        self.evaluator.predict(&self.model, runner, &mut self.controls, call, cancel)
+        let (runners, collector) = (&mut self.runners, &mut self.collector);
+        let mut run = |part: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
+            collector.run(part, runner(runners, part)?, program, inputs, cancel)
+        };
+        self.evaluator.predict(&self.model, &mut run, &mut self.controls, call, cancel)
     }
 
     fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments> {
