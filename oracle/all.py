@@ -14,6 +14,7 @@ import lora_names
 import pictures
 import prompts
 import real_names
+import resample
 import rng
 import rng_std
 import samplers
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
         rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, sd3, vae,
-        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, controlnet, canny, flux_pipeline, sd3_pipeline, real_names, lora_kinds, lora_names, scaled, upscale,
+        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, controlnet, canny, flux_pipeline, sd3_pipeline, real_names, lora_kinds, lora_names, scaled, upscale, resample,
     )
     for script in scripts:
         script.main()

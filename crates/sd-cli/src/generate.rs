@@ -50,6 +50,9 @@ fn importance(args: &Args) -> Result<Option<(&Path, Importance)>> {
 
 fn open(args: &Args) -> Result<Engine> {
     let mut builder = args.model.engine()?;
+    if let Some(path) = args.hires.file()? {
+        builder = builder.hires_upscaler(path);
+    }
     let loras = &args.context.lora_model_dir;
     if !loras.as_os_str().is_empty() {
         builder = builder.lora_folder(loras).any_lora_path(true);

@@ -24,7 +24,6 @@ const FLAGS: &[&str] = &[
     "vae-on-cpu",
     "control-net-cpu",
     "temporal-tiling",
-    "hires",
 ];
 
 /// Options that take one value.
@@ -47,7 +46,6 @@ const VALUES: &[&str] = &[
     "motion-module",
     "photo-maker",
     "pulid-weights",
-    "hires-upscalers-dir",
     "model-args",
     "params-backend",
     "split-mode",
@@ -85,14 +83,6 @@ const VALUES: &[&str] = &[
     "cache-option",
     "scm-mask",
     "scm-policy",
-    "hires-upscaler",
-    "hires-scale",
-    "hires-width",
-    "hires-height",
-    "hires-steps",
-    "hires-denoising-strength",
-    "hires-sigmas",
-    "hires-upscale-tile-size",
     "ad-model",
     "ad-prompt",
     "ad-negative-prompt",

@@ -66,7 +66,12 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["--prompt"], &["--prompt", "value"]),
     (&["picture.png"], &["picture.png"]),
     (&["--mmap"], &["--mmap is not supported yet"]),
-    (&["--hires-scale", "-2"], &["--hires-scale is not supported yet"]),
+    (&["--hires", "--hires-scale", "-2"], &["hires.scale", "-2"]),
+    (&["--hires", "--hires-upscaler", "4x"], &["--hires-upscaler", "4x", "--hires-upscalers-dir"]),
+    (&["--hires", "--hires-upscaler", "4x", "--hires-upscalers-dir", "src"], &["--hires-upscaler", "4x", "src"]),
+    (&["--hires-denoising-strength", "2"], &["--hires-denoising-strength", "0 to 1"]),
+    (&["--vae-tile-size", "3y4"], &["--vae-tile-size", "XxY"]),
+    (&["--vae-tile-overlap", "0.6"], &["--vae-tile-overlap", "0 to 0.5"]),
     (&["-i", "a.png"], &["--init-img", "a.png"]),
     (&["-r", "a.png"], &["--ref-image", "a.png"]),
     (&["--strength", "1.5"], &["--strength", "0 to 1"]),
@@ -82,7 +87,7 @@ const REFUSED: &[(&[&str], &[&str])] = &[
         &["--control-net", "a", "--control-image", "a", "--control-strength", "1", "--control-strength", "2"],
         &["--control-strength: given 2 times for 1 of --control-net"],
     ),
-    (&["--hires-upscalers-dir=x"], &["--hires-upscalers-dir is not supported yet"]),
+    (&["--moe-boundary=x"], &["--moe-boundary is not supported yet"]),
 ];
 
 #[test]

@@ -27,7 +27,8 @@ pub struct InputMask {
     pub width: u32,
     /// Pixels down.
     pub height: u32,
-    /// Rows from the top, a byte a pixel: 128 and above is painted anew, what is below stays.
+    /// Rows from the top, a byte a pixel: 128 and above is painted anew, 0 stays as it is, and what lies between is mixed
+    /// at the end.
     pub values: Vec<u8>,
 }
 
@@ -95,10 +96,14 @@ impl InputMask {
         check(field, [self.width, self.height], 1, self.values.len())
     }
 
-    /// As [`InputImage::covering`], then whether each pixel is painted anew.
-    pub(crate) fn covering(&self, size: [usize; 2]) -> Result<Vec<bool>> {
-        let values = cover(&self.values, 1, [self.width as usize, self.height as usize], size)?;
-        Ok(values.iter().map(|v| *v >= 128).collect())
+    /// As [`InputImage::covering`].
+    pub(crate) fn covering(&self, size: [usize; 2]) -> Result<Vec<u8>> {
+        cover(&self.values, 1, [self.width as usize, self.height as usize], size)
+    }
+
+    /// Resized to `[width, height]`, whatever its own aspect.
+    pub(crate) fn stretched(&self, size: [usize; 2]) -> Result<Vec<u8>> {
+        lanczos(&self.values, 1, [self.width as usize, self.height as usize], size)
     }
 }
 
@@ -166,7 +171,7 @@ mod tests {
                 let want = |kind: &str| fixture.u8s(&format!("output.{name}.{}x{}.{kind}", size[0], size[1]));
                 assert!(image.covering(size).unwrap() == want("crop"), "{name} {size:?} crop");
                 assert!(image.stretched(size).unwrap() == want("stretch"), "{name} {size:?} stretch");
-                let got: Vec<u8> = mask.covering(size).unwrap().into_iter().map(u8::from).collect();
+                let got: Vec<u8> = mask.covering(size).unwrap().into_iter().map(|v| u8::from(v >= 128)).collect();
                 assert!(got == want("mask"), "{name} {size:?} mask");
             }
         }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use sd_core::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::hires::Hires;
 use crate::request::{LoraChoice, ReferenceIndex, SkipLayers};
 use crate::rng::RngKind;
 use crate::sampler::{SampleOptions, SamplerKind};
@@ -55,6 +56,12 @@ pub struct Parameters {
     pub strength: Option<f32>,
     /// Whether a mask said which part was painted anew.
     pub masked: bool,
+    /// The deviation by which it was blurred.
+    pub mask_blur: u32,
+    /// How many pixels around the mask were drawn with it, if nothing else was.
+    pub mask_padding: Option<u32>,
+    /// The second pass.
+    pub hires: Option<Hires>,
     /// How many reference pictures there were.
     pub references: u32,
     /// How they were placed.
@@ -185,7 +192,23 @@ impl Parameters {
         let mut pairs = Vec::new();
         let mut add = |name: &'static str, value: Option<String>| pairs.extend(value.map(|v| (name, v)));
         let number = |value: Option<f32>| value.map(|v| v.to_string());
-        add("Denoising strength", number(self.strength));
+        let second = self.hires.as_ref();
+        add("Denoising strength", number(self.strength.or(second.map(|h| h.strength))));
+        if let Some(hires) = second {
+            let [width, height] = hires.size([self.width, self.height], 8);
+            let sized = (hires.width, hires.height) != (0, 0);
+            add("Hires upscale", (!sized).then(|| hires.scale.to_string()));
+            add("Hires resize", sized.then(|| format!("{width}x{height}")));
+            add("Hires steps", Some(hires.steps).filter(|n| *n > 0).map(|n| n.to_string()));
+            add("Hires upscaler", Some(hires.upscaler.to_string()));
+            add("Hires denoising strength", self.strength.map(|_| hires.strength.to_string()));
+            add("Hires sigmas", hires.sigmas.as_deref().map(list));
+        }
+        add("Mask blur", Some(self.mask_blur).filter(|b| *b > 0).map(|b| b.to_string()));
+        if let Some(padding) = self.mask_padding {
+            add("Inpaint area", Some("Only masked".to_owned()));
+            add("Masked area padding", Some(padding.to_string()));
+        }
         add("Distilled CFG Scale", number(self.guidance));
         add("Image CFG scale", number(self.image_cfg_scale));
         add("Shift", number(self.flow_shift));
@@ -267,6 +290,9 @@ mod tests {
             timestep_shift: None,
             strength: None,
             masked: false,
+            mask_blur: 0,
+            mask_padding: None,
+            hires: None,
             references: 0,
             reference_index: ReferenceIndex::Fixed,
             ref_resize: true,

@@ -5,6 +5,7 @@ use std::fmt;
 use sd_models::ReferencePlan;
 use serde::{Deserialize, Serialize};
 
+use crate::hires::Hires;
 use crate::input::{InputImage, InputMask};
 use crate::names::named;
 use crate::parameters::Parameters;
@@ -86,6 +87,15 @@ pub struct ImageRequest {
     pub strength: Option<f32>,
     /// Which part of `init_image` is painted anew.
     pub mask: Option<InputMask>,
+    /// The deviation in pixels by which the mask is blurred, so that what is new fades into what stays. Default 0.
+    pub mask_blur: u32,
+    /// Whether only the surroundings of the mask are drawn, at the size of the request, and put back into `init_image`,
+    /// whose size the result has.
+    pub only_masked: bool,
+    /// How many pixels of `init_image` around the mask that takes along. Default 32.
+    pub mask_padding: Option<u32>,
+    /// A second, larger pass.
+    pub hires: Option<Hires>,
     /// Pictures that the network looks at, for models such as Flux.1 Kontext.
     pub ref_images: Vec<InputImage>,
     /// How several references are placed.

@@ -31,6 +31,19 @@ pub(crate) fn lanczos(pixels: &[u8], channels: usize, from: [usize; 2], to: [usi
     Ok(out)
 }
 
+/// The bytes of the nearest pixel, by centres.
+pub(crate) fn nearest(pixels: &[u8], channels: usize, [w, h]: [usize; 2], [tw, th]: [usize; 2]) -> Vec<u8> {
+    let at = |i: usize, from: usize, to: usize| ((2 * i + 1) * from / (2 * to.max(1))).min(from.saturating_sub(1));
+    let mut out = Vec::with_capacity(tw * th * channels);
+    for y in 0..th {
+        for x in 0..tw {
+            let first = (at(y, h, th) * w + at(x, w, tw)) * channels;
+            out.extend(pixels.get(first..first + channels).unwrap_or_default());
+        }
+    }
+    out
+}
+
 /// What one output position reads: the first input and a coefficient for it and each after it.
 struct Taps {
     first: usize,

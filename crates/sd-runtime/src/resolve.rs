@@ -5,6 +5,7 @@ use sd_models::Joined;
 use sd_models::adapter::tags::{self, Tag, Tagged};
 
 use crate::generate::{Facts, Levels};
+use crate::hires::{Hires, HiresUpscaler};
 use crate::input::InputImage;
 use crate::parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
 use crate::request::{
@@ -21,6 +22,10 @@ const STRENGTH: f32 = 0.75;
 /// What InstructPix2Pix was published with (Brooks et al. 2023, section 3.2.1).
 const IMAGE_CFG: f32 = 1.5;
 const REFINER_SWITCH: f32 = 0.8;
+/// Pixels around a mask that are drawn with it, as A1111's web UI has it.
+const MASK_PADDING: u32 = 32;
+/// The widest blur of a mask, as in A1111's web UI.
+const MAX_MASK_BLUR: u32 = 64;
 const REFERENCE_PIXELS: u32 = 1024 * 1024;
 
 /// A checked request with every default filled in.
@@ -57,6 +62,8 @@ pub(crate) struct Given<'a> {
     pub(crate) refiner: Option<&'a str>,
     /// The upscaler, if there is one.
     pub(crate) upscaler: Option<&'a Upscaler>,
+    /// Whether there is one for the second pass.
+    pub(crate) hires_upscaler: bool,
     /// Whether there is a folder of LoRAs, so that tags are read.
     pub(crate) tags: bool,
     /// The names of the ControlNets.
@@ -157,6 +164,9 @@ impl ImageRequest {
             timestep_shift: self.timestep_shift(facts, &mut warnings)?,
             strength: self.strength(facts, &mut warnings)?,
             masked: self.mask.is_some(),
+            mask_blur: self.mask_blur(&mut warnings)?,
+            mask_padding: self.mask_padding(&mut warnings),
+            hires: self.second_pass(given, [width, height])?,
             references: self.ref_images.len() as u32,
             reference_index: self.ref_index,
             ref_resize: self.ref_resize.unwrap_or(true),
@@ -236,6 +246,48 @@ impl ImageRequest {
         Ok((text, tags.into_iter().map(of_tag).chain(self.loras.iter().cloned()).collect()))
     }
 
+    fn mask_blur(&self, warnings: &mut Vec<String>) -> Result<u32> {
+        let blur = within("mask_blur", self.mask_blur, 0, MAX_MASK_BLUR)?;
+        if blur > 0 && self.mask.is_none() {
+            warnings.push("mask_blur: there is no mask, so it has no effect".into());
+            return Ok(0);
+        }
+        Ok(blur)
+    }
+
+    fn mask_padding(&self, warnings: &mut Vec<String>) -> Option<u32> {
+        if self.only_masked && self.mask.is_none() {
+            warnings.push("only_masked: there is no mask, so it has no effect".into());
+        }
+        (self.only_masked && self.mask.is_some()).then(|| self.mask_padding.unwrap_or(MASK_PADDING))
+    }
+
+    /// The second pass of a first one of `base`.
+    fn second_pass(&self, given: &Given<'_>, base: [u32; 2]) -> Result<Option<Hires>> {
+        let Some(hires) = &self.hires else { return Ok(None) };
+        hires.check()?;
+        if self.mask.is_some() {
+            return Err(Error::request("hires: a picture with a mask has no second pass")
+                .hint("draw it larger afterwards, with the result as init_image"));
+        }
+        if hires.upscaler == HiresUpscaler::Model && !given.hires_upscaler {
+            return Err(Error::request("hires.upscaler: there is no upscaler")
+                .hint("give the file of one with --upscale-model"));
+        }
+        let [width, height] = hires.size(base, SIDE_STEP);
+        side("hires.width", width)?;
+        side("hires.height", height)?;
+        if u64::from(width) * u64::from(height) > MAX_PIXELS {
+            return Err(Error::request(format!(
+                "hires: {width}x{height} has more than {MAX_PIXELS} pixels, the most a picture can have"
+            )));
+        }
+        within("hires.steps", hires.steps, 0, MAX_STEPS)?;
+        let sigmas = hires.sigmas.as_deref().map(|s| checked_sigmas(s, given.facts)).transpose();
+        sigmas.map_err(|e| e.context("hires"))?;
+        Ok(Some(hires.clone()))
+    }
+
     /// The upscaler that follows, if the result of this size can be made larger.
     fn upscaled(&self, given: &Given<'_>, size: [u32; 2]) -> Result<Option<Upscaled>> {
         let Some(UpscaleOptions { repeats, tile }) = self.upscale.filter(|u| u.repeats > 0) else {
@@ -245,7 +297,9 @@ impl ImageRequest {
             Error::request("upscale: there is no upscaler").hint("give the file of one with --upscale-model")
         })?;
         within("upscale.tile", tile, 1, MAX_SIDE)?;
-        upscaler.check(size, repeats)?;
+        let size = self.hires.as_ref().map_or(size, |hires| hires.size(size, SIDE_STEP));
+        let own = self.init_image.as_ref().filter(|_| self.only_masked && self.mask.is_some());
+        upscaler.check(own.map_or(size, |i| [i.width, i.height]), repeats)?;
         Ok(Some(Upscaled { model: upscaler.name().to_owned(), by: upscaler.scale().saturating_pow(repeats) }))
     }
 
@@ -534,6 +588,7 @@ mod tests {
             facts,
             refiner: None,
             upscaler: None,
+            hires_upscaler: false,
             tags: false,
             controls: &[],
             random_seed: 7,
@@ -679,6 +734,7 @@ mod tests {
                 facts: &flux(),
                 refiner: None,
                 upscaler: None,
+                hires_upscaler: false,
                 tags: false,
                 controls: &[],
                 random_seed: 7,

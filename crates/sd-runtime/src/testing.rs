@@ -27,8 +27,17 @@ impl Fixture {
 
     /// A tensor of bytes.
     pub(crate) fn u8s(&self, name: &str) -> &[u8] {
+        self.elements(name, "U8")
+    }
+
+    /// A tensor of f32.
+    pub(crate) fn f32s(&self, name: &str) -> Vec<f32> {
+        self.elements(name, "F32").as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn elements(&self, name: &str, dtype: &str) -> &[u8] {
         let tensor = &self.header[name];
-        assert_eq!(tensor["dtype"], "U8", "{name}");
+        assert_eq!(tensor["dtype"], dtype, "{name}");
         let offset = |i: usize| self.data + tensor["data_offsets"][i].as_u64().unwrap() as usize;
         &self.bytes[offset(0)..offset(1)]
     }

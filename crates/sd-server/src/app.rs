@@ -123,6 +123,8 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/sdapi/v1/interrupt", post(webui::interrupt))
         .route("/sdapi/v1/samplers", get(webui::samplers))
         .route("/sdapi/v1/schedulers", get(webui::schedulers))
+        .route("/sdapi/v1/upscalers", get(webui::upscalers))
+        .route("/sdapi/v1/latent-upscale-modes", get(webui::latent_upscalers))
         .route("/sdapi/v1/sd-models", get(webui::models))
         .route("/sdapi/v1/loras", get(webui::loras))
         .route("/sdapi/v1/options", get(webui::options).post(webui::set_options))
@@ -169,7 +171,7 @@ async fn capabilities(State(app): State<Arc<App>>) -> Json<Value> {
         "samplers": sd_runtime::SamplerKind::names().collect::<Vec<_>>(),
         "schedulers": sd_runtime::SchedulerKind::names().collect::<Vec<_>>(),
         "loras": app.list_loras(),
-        "upscalers": [],
+        "upscalers": sd_runtime::HiresUpscaler::names().collect::<Vec<_>>(),
         "limits": {
             "min_width": 8, "max_width": limits::SIDE, "min_height": 8, "max_height": limits::SIDE,
             "max_batch_count": limits::IMAGES, "max_queue_size": crate::queue::MAX_QUEUE,

@@ -6,6 +6,7 @@ mod args;
 mod control;
 mod failure;
 mod fields;
+mod larger;
 mod limits;
 mod named;
 mod native;

@@ -5,6 +5,7 @@ use crate::app::{Answer, App, base64, read, unix_time};
 use crate::control;
 use crate::failure::Failure;
 use crate::fields::{Fields, picture_bytes};
+use crate::larger;
 use crate::limits;
 use crate::named;
 use crate::queue::{Format, Outcome, Picture, Place};
@@ -27,7 +28,7 @@ const KEPT_BYTES: usize = 256 << 20;
 const KEPT_IDS: usize = 1024;
 
 /// Fields that cannot be followed yet, unless they ask for nothing.
-const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "upscale_model", "ad_model"];
+const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "ad_model"];
 
 /// Fields of what is not there, or of what is off.
 const IGNORED: &[&str] = &[
@@ -38,7 +39,6 @@ const IGNORED: &[&str] = &[
     "fps",
     "moe_boundary",
     "vace_strength",
-    "upscale_repeats",
     "ad_prompt",
     "ad_negative_prompt",
     "extra_ad_args",
@@ -274,11 +274,7 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
     if fields.flag("increase_ref_index")? == Some(true) {
         request.ref_index = ReferenceIndex::Increase;
     }
-    for name in ["hires", "vae_tiling_params"] {
-        if let Some(mut feature) = fields.object(name)? {
-            feature.unsupported(&["enabled"])?;
-        }
-    }
+    warnings.extend(larger::apply(fields, request)?);
     fields.choice(
         "cache_mode",
         |mode| if mode == "disabled" { Ok(()) } else { Err("not supported yet".to_owned()) },
@@ -358,7 +354,7 @@ mod tests {
         for (json, want) in [
             (r#"{"sample_params":{"sample_steps":0}}"#, "sample_params.sample_steps: "),
             (r#"{"sample_params":{"guidance":{"txt_cfg":"x"}}}"#, "sample_params.guidance.txt_cfg: "),
-            (r#"{"hires":{"enabled":true}}"#, "hires.enabled: not supported yet"),
+            (r#"{"hires":{"enabled":true,"steps":-1}}"#, "hires.steps: want a whole number"),
             (r#"{"cache_mode":"easycache"}"#, "cache_mode: not supported yet"),
             (r#"{"lora":[{"multiplier":1}]}"#, "lora.path: want the path"),
             (r#"{"lora":[{"path":"x","multiplier":"y"}]}"#, "lora.multiplier: want a number, got a string"),

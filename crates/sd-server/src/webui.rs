@@ -4,6 +4,7 @@ use crate::app::{self, Answer, App, base64, body};
 use crate::control;
 use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
+use crate::larger;
 use crate::limits;
 use crate::queue::Format;
 use crate::{named, native};
@@ -15,36 +16,27 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields that would change the picture and cannot be followed.
-const UNSUPPORTED: &[&str] = &[
-    "enable_hr",
-    "styles",
-    "subseed_strength",
-    "restore_faces",
-    "refiner_checkpoint",
-    "script_name",
-    "extra_images",
-    "mask_blur",
-    "inpaint_full_res",
-];
+const UNSUPPORTED: &[&str] =
+    &["styles", "subseed_strength", "restore_faces", "refiner_checkpoint", "script_name", "extra_images"];
 
 /// Fields that choose between files, or that belong to a feature which is off.
 const IGNORED: &[&str] = &[
+    "hr_checkpoint_name",
+    "hr_sampler_name",
+    "hr_scheduler",
+    "hr_prompt",
+    "hr_negative_prompt",
+    "mask_blur",
+    "mask_blur_x",
+    "mask_blur_y",
+    "inpaint_full_res",
+    "inpaint_full_res_padding",
     "subseed",
     "seed_resize_from_h",
     "seed_resize_from_w",
     "seed_enable_extras",
     "firstphase_width",
     "firstphase_height",
-    "hr_scale",
-    "hr_upscaler",
-    "hr_second_pass_steps",
-    "hr_resize_x",
-    "hr_resize_y",
-    "hr_checkpoint_name",
-    "hr_sampler_name",
-    "hr_scheduler",
-    "hr_prompt",
-    "hr_negative_prompt",
     "refiner_switch_at",
     "script_args",
     "override_settings_restore_afterwards",
@@ -57,11 +49,8 @@ const IGNORED: &[&str] = &[
     "force_task_id",
     "infotext",
     "include_init_images",
-    "inpaint_full_res_padding",
     "inpainting_fill",
     "initial_noise_multiplier",
-    "mask_blur_x",
-    "mask_blur_y",
     "image_cfg_scale",
     "resize_mode",
 ];
@@ -70,9 +59,10 @@ const IGNORED: &[&str] = &[
 pub(crate) async fn txt2img(State(app): State<Arc<App>>, request: Body) -> Answer {
     let asked = app::read(&app, request, |app, body| {
         let mut fields = Fields::parse(body)?;
-        // Only of use to a second pass, which is refused.
-        fields.ignore(&["denoising_strength"]);
-        let (request, warnings) = read(&mut fields, app)?;
+        let strength = fields.not_negative("denoising_strength")?;
+        let hires = larger::second_pass(&mut fields, strength)?;
+        let (mut request, warnings) = read(&mut fields, app)?;
+        request.hires = hires.or(request.hires);
         Asked::new(body, request, warnings)
     });
     draw(&app, asked.await?).await
@@ -204,6 +194,11 @@ fn read_picture(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<Str
     let invert = fields.flag("inpainting_mask_invert")?.unwrap_or(false);
     // Clients send 0 where nobody chose anything.
     let image_cfg_scale = fields.not_negative("image_cfg_scale")?.filter(|scale| *scale > 0.0);
+    let blur = mask_blur(fields)?;
+    let only_masked = fields.flag("inpaint_full_res")?.unwrap_or(false);
+    let padding = fields.small("inpaint_full_res_padding", 0, limits::SIDE)?;
+    fields.unsupported(&["enable_hr"])?;
+    fields.ignore(&["hr_scale", "hr_upscaler", "hr_second_pass_steps", "hr_resize_x", "hr_resize_y"]);
     let fill = fields.small("inpainting_fill", 0, 3)?;
     let resize = fields.small("resize_mode", 0, 3)?;
     let noise = fields.not_negative("initial_noise_multiplier")?;
@@ -228,8 +223,19 @@ fn read_picture(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<Str
     request.init_image = Some(first);
     request.strength = strength.or(request.strength);
     request.mask = mask.map(|mask| InputMask::luma(&mask, invert));
+    if request.mask.is_some() {
+        (request.mask_blur, request.only_masked, request.mask_padding) = (blur, only_masked, padding);
+    }
     request.image_cfg_scale = image_cfg_scale.or(request.image_cfg_scale);
     Ok((request, warnings))
+}
+
+/// How far the mask is blurred: `mask_blur`, or the larger of its values for the two directions.
+fn mask_blur(fields: &mut Fields) -> Result<u32, Failure> {
+    const MOST: u32 = 64;
+    let both = fields.small("mask_blur", 0, MOST)?;
+    let (x, y) = (fields.small("mask_blur_x", 0, MOST)?, fields.small("mask_blur_y", 0, MOST)?);
+    Ok(both.unwrap_or_else(|| x.into_iter().chain(y).max().unwrap_or(0)))
 }
 
 /// How far the running request is.
@@ -284,6 +290,18 @@ pub(crate) async fn schedulers() -> Json<Value> {
     let automatic = json!({"name": "automatic", "label": "Automatic"});
     let items = names.into_iter().map(|(name, label)| json!({"name": name, "label": label}));
     Json(std::iter::once(automatic).chain(items).collect())
+}
+
+/// Names of upscalers of pictures.
+pub(crate) async fn upscalers() -> Json<Value> {
+    let names = ["None", "Lanczos", "Nearest", "Model"];
+    Json(names.map(|name| json!({"name": name, "model_name": null, "model_path": null, "model_url": null, "scale": null})).to_vec().into())
+}
+
+/// Names of upscalers of latents.
+pub(crate) async fn latent_upscalers() -> Json<Value> {
+    let latent = sd_runtime::HiresUpscaler::names().filter(|name| name.starts_with("Latent"));
+    Json(latent.map(|name| json!({"name": name})).collect())
 }
 
 /// The one model there is.
@@ -381,6 +399,12 @@ mod tests {
             assert!(warnings.len() == 1 && warnings[0].starts_with(want), "{asks}: {warnings:?}");
         }
         assert_eq!(read(json!({"image_cfg_scale": 1.5})).unwrap().0.image_cfg_scale, Some(1.5));
+        let asks =
+            json!({"mask": base64(&file), "mask_blur": 4, "inpaint_full_res": 1, "inpaint_full_res_padding": 8});
+        let r = read(asks).unwrap().0;
+        assert_eq!((r.mask_blur, r.only_masked, r.mask_padding), (4, true, Some(8)));
+        let r = read(json!({"mask_blur": 4, "inpaint_full_res": true})).unwrap().0;
+        assert_eq!((r.mask_blur, r.only_masked), (0, false), "without a mask they mean nothing");
         let e = read(json!({"resize_mode": 4})).unwrap_err();
         assert_eq!(e.message(), "resize_mode: want a whole number from 0 to 3, got 4");
     }
@@ -408,8 +432,7 @@ mod tests {
             (r#"{"batch_size":4,"n_iter":3}"#, "batch_size, n_iter: want at most 8 images, got 12"),
             (r#"{"sampler_name":"Oiler"}"#, "sampler_name: no \"Oiler\" (one of euler"),
             (r#"{"scheduler":"x"}"#, "scheduler: no \"x\""),
-            (r#"{"enable_hr":true}"#, "enable_hr: not supported yet"),
-            (r#"{"mask_blur":4}"#, "mask_blur: not supported yet"),
+            (r#"{"styles":["x"]}"#, "styles: not supported yet"),
             (r#"{"override_settings":[]}"#, "override_settings: want an object, got a list"),
             (r#"{"override_settings":{"sd_model_checkpoint":"other"}}"#, "override_settings.sd_model_checkpoint: "),
         ] {

@@ -1,5 +1,6 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
+mod hires;
 mod larger;
 mod metadata;
 mod mode;
@@ -9,6 +10,7 @@ use crate::later;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+use hires::HiresOptions;
 use larger::Larger;
 pub(crate) use metadata::Metadata;
 pub(crate) use mode::Mode;
@@ -51,6 +53,8 @@ pub(crate) struct Args {
     pub(crate) larger: Larger,
     #[command(flatten)]
     pub(crate) metadata: Metadata,
+    #[command(flatten)]
+    pub(crate) hires: HiresOptions,
 }
 
 /// What this program does with its results and its log.

@@ -17,6 +17,15 @@ pub(crate) struct Pictures {
     /// Picture whose white parts are painted anew in --init-img
     #[arg(long, value_name = "path")]
     pub(crate) mask: Option<PathBuf>,
+    /// Blur the mask by this deviation in pixels, so that what is new fades into what stays
+    #[arg(long, value_name = "int", default_value_t = 0, value_parser = whole(0u32, 64))]
+    pub(crate) mask_blur: u32,
+    /// Draw the surroundings of the mask alone, at the size of -W and -H, and put them back into the picture
+    #[arg(long)]
+    pub(crate) inpaint_only_masked: bool,
+    /// Pixels around the mask that --inpaint-only-masked takes along
+    #[arg(long, value_name = "int", default_value_t = 32, value_parser = whole(0u32, 16_384))]
+    pub(crate) inpaint_padding: u32,
     /// Picture to look at, for models such as Flux.1 Kontext; may be given several times
     #[arg(short, long, value_name = "path", action = ArgAction::Append)]
     pub(crate) ref_image: Vec<PathBuf>,

@@ -38,6 +38,7 @@ pub struct EngineBuilder {
     vae_format: Option<VaeFormat>,
     cache: Option<PathBuf>,
     upscaler: Option<PathBuf>,
+    hires_upscaler: Option<PathBuf>,
     device: String,
     options: Options,
 }
@@ -127,6 +128,13 @@ impl EngineBuilder {
     #[must_use]
     pub fn control_net(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.control_nets.push(path.into());
+        self
+    }
+
+    /// The upscaler of second passes, if it is another, see [`crate::HiresUpscaler::Model`].
+    #[must_use]
+    pub fn hires_upscaler(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.hires_upscaler = Some(path.into());
         self
     }
 
@@ -274,13 +282,13 @@ impl EngineBuilder {
             }
             None => None,
         };
-        let upscaler = self
-            .upscaler
-            .as_deref()
-            .map(|path| Upscaler::open(path, device.name(), self.options.threads))
-            .transpose()?;
+        let open_upscaler = |path: &Option<PathBuf>| {
+            let path = path.as_deref();
+            path.map(|path| Upscaler::open(path, device.name(), self.options.threads)).transpose()
+        };
+        let (upscaler, hires_upscaler) = (open_upscaler(&self.upscaler)?, open_upscaler(&self.hires_upscaler)?);
         let networks = Loaded::new(model, device, self.options)?;
-        let mut engine = Engine { info, networks, refiner, upscaler };
+        let mut engine = Engine { info, networks, refiner, upscaler, hires_upscaler };
         engine.set_control_nets(&self.control_nets)?;
         Ok(engine)
     }
@@ -370,6 +378,7 @@ pub struct Engine {
     /// The refiner with its name.
     refiner: Option<(String, Loaded)>,
     upscaler: Option<Upscaler>,
+    hires_upscaler: Option<Upscaler>,
 }
 
 impl Engine {
@@ -439,6 +448,7 @@ impl Engine {
             facts: self.networks.facts(),
             refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
             upscaler: self.upscaler.as_ref(),
+            hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
             tags: self.networks.reads_tags(),
             controls: &self.info.control_nets,
             random_seed: random_seed(),
@@ -456,7 +466,12 @@ impl Engine {
         };
         let refiner = refiner.map(|networks| networks as &mut dyn Networks);
         let mut watch = Watch { observer, cancel };
-        let models = Models { net: &mut self.networks, refiner, upscaler: self.upscaler.as_mut() };
+        let models = Models {
+            net: &mut self.networks,
+            refiner,
+            upscaler: self.upscaler.as_mut(),
+            hires: self.hires_upscaler.as_mut(),
+        };
         generate::run(models, request, &resolved, &mut watch, each)
     }
 
@@ -472,7 +487,7 @@ impl Engine {
         if let Some((_, refiner)) = &mut self.refiner {
             refiner.release();
         }
-        if let Some(upscaler) = &mut self.upscaler {
+        for upscaler in self.upscaler.iter_mut().chain(&mut self.hires_upscaler) {
             upscaler.release();
         }
     }

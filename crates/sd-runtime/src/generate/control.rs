@@ -5,6 +5,7 @@ use sd_core::{Error, Result, Tensor};
 use super::{Active, Networks, Watch, non_finite};
 use crate::canny::edges;
 use crate::observer::Stage;
+use crate::parameters::Parameters;
 use crate::picture::Sizes;
 use crate::request::ImageRequest;
 use crate::resolve::{Resolved, UsedControl};
@@ -32,10 +33,10 @@ pub(super) fn encode(
     net: &mut dyn Networks,
     request: &ImageRequest,
     resolved: &Resolved,
+    p: &Parameters,
     size: &Sizes,
     watch: &mut Watch<'_>,
 ) -> Result<Vec<Control>> {
-    let p = &resolved.first;
     let (width, height) = (p.width as usize, p.height as usize);
     let mut out = Vec::new();
     for (choice, used) in request.controls.iter().zip(&resolved.controls) {

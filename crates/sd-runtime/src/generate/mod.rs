@@ -3,22 +3,25 @@
 mod control;
 mod denoise;
 mod guide;
+mod masked;
+mod pass;
 mod pictures;
 
 use sd_core::{CancelToken, Error, Result, Tensor};
 use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
 
 use crate::guidance::Prediction;
+use crate::hires::Hires;
 use crate::input::InputImage;
 use crate::observer::{Observer, Progress, Stage};
 use crate::parameters::Parameters;
-use crate::picture::Sizes;
 use crate::request::{GeneratedImage, ImageRequest, VaeTiling};
 use crate::resolve::Resolved;
 use crate::schedule::{Ays, SigmaTable, linear_mu};
 use crate::upscale::Upscaler;
-use denoise::{Conditions, Model};
-use pictures::Pictures;
+use denoise::Conditions;
+use masked::Frame;
+use pass::Pass;
 
 /// The networks of a model, as the loop sees them.
 pub(crate) trait Networks {
@@ -188,63 +191,56 @@ pub(crate) struct Models<'a> {
     pub(crate) refiner: Option<&'a mut dyn Networks>,
     /// Makes finished pictures larger.
     pub(crate) upscaler: Option<&'a mut Upscaler>,
+    /// Makes the first of two passes larger; without it the one above does.
+    pub(crate) hires: Option<&'a mut Upscaler>,
 }
 
 /// The images of a request, each computed alone and handed to `each`.
 pub(crate) fn run(
-    Models { net, refiner, mut upscaler }: Models<'_>,
+    Models { net, refiner, mut upscaler, hires: mut larger_by }: Models<'_>,
     request: &ImageRequest,
     resolved: &Resolved,
     watch: &mut Watch<'_>,
     each: &mut dyn FnMut(GeneratedImage),
 ) -> Result<()> {
     resolved.warnings.iter().for_each(|w| watch.observer.warning(w));
-    let p = &resolved.first;
-    let others = refiner.as_ref().map(|r| r.facts().multiple);
-    let size = Sizes::new(p, net.facts(), others.unwrap_or(1));
-    size.check_circular(p.circular())?;
-    if let Some(message) = size.message() {
-        watch.observer.warning(&message);
-    }
-    let images = resolved.batch_count as usize;
-    let first = Place { image: 0, images };
-    let [_, _, h, w] = size.latent();
-    let run = denoise::Run::new(p, net.facts(), size.tokens())?;
-    let guide = run.guide(p);
-    let evaluation = Evaluation {
-        batch: guide.most_branches(),
-        size: [h, w],
-        references: pictures::reference_sizes(request, p, net.facts()),
-        reference_plan: p.reference_index.into(),
-        circular: p.circular(),
-        control: !resolved.controls.is_empty(),
-        ..Evaluation::default()
+    let framed = Frame::of(request, &resolved.first)?;
+    let (frame, request) = match &framed {
+        Some((frame, inside)) => (Some(frame), inside),
+        None => (None, request),
     };
-    net.fits(&evaluation)?;
-    let encodes = request.init_image.is_some() || net.facts().joined != Joined::None;
-    let coding = coding(net, &evaluation, encodes, request.vae_tiling, watch)?;
-    let conditions = conditions(net, resolved, guide.reads_negative(), first, watch)?;
-    let pictures = Pictures::encode(net, request, p, &size, coding, first, watch)?;
-    let controls = control::encode(net, request, resolved, &size, watch)?;
-    let evaluation = Evaluation { control: false, ..evaluation };
-    let mut models = vec![Model { net, conditions, evaluation: evaluation.clone(), controls }];
-    if let Some(net) = refiner {
-        let evaluation = Evaluation { references: Vec::new(), ..evaluation };
-        net.fits(&evaluation)?;
-        let conditions = self::conditions(net, resolved, guide.reads_negative(), first, watch)?;
-        // ControlNets belong to the network that begins.
-        models.push(Model { net, conditions, evaluation, controls: Vec::new() });
-    }
-    let cancel = watch.cancel;
+    let p = match frame {
+        // The mask was blurred at the size of the picture.
+        Some(_) => &Parameters { mask_blur: 0, ..resolved.first.clone() },
+        None => &resolved.first,
+    };
+    let mut nets: Vec<&mut dyn Networks> = std::iter::once(net).chain(refiner).collect();
+    let mut first = Pass::prepare(&mut nets, request, resolved, p, false, watch)?;
+    let mut second = match &p.hires {
+        Some(hires) => Some(larger(&mut nets, request, resolved, p, hires, watch)?),
+        None => None,
+    };
+    let (images, cancel) = (resolved.batch_count as usize, watch.cancel);
     for image in 0..images {
-        let parameters = Parameters { seed: p.seed + image as i64, ..p.clone() };
-        let place = Place { image, images };
-        let latent = denoise::denoise(&mut models, &parameters, &size, &run, &pictures, place, watch)?;
-        let Some(Model { net, .. }) = models.first_mut() else { return Err(Error::internal("no model")) };
-        let pixels = decode(*net, &latent, coding, place, watch)?;
-        let mut rgb = size.crop_to_rgb(&pixels)?;
-        pictures.paste(&mut rgb);
-        let mut image = InputImage { width: p.width, height: p.height, rgb };
+        let parameters = Parameters { seed: p.seed + image as i64, ..resolved.first.clone() };
+        let (seed, place) = (parameters.seed, Place { image, images });
+        let mut latent = first.latent(&mut nets, seed, place, watch)?;
+        let mut pass = &first;
+        if let Some(second) = &mut second {
+            let Some(net) = nets.first_mut() else { return Err(Error::internal("no model")) };
+            let upscaler = larger_by.as_deref_mut().or(upscaler.as_deref_mut());
+            second.start_from(&latent, &first, *net, upscaler, place, watch)?;
+            latent = second.latent(&mut nets, seed, place, watch)?;
+            pass = second;
+        }
+        let Some(net) = nets.first_mut() else { return Err(Error::internal("no model")) };
+        let pixels = decode(*net, &latent, pass.coding, place, watch)?;
+        let mut rgb = pass.size.crop_to_rgb(&pixels)?;
+        pass.pictures.paste(&mut rgb);
+        let mut image = InputImage { width: pass.parameters.width, height: pass.parameters.height, rgb };
+        if let Some(frame) = frame {
+            image = frame.filled(&image)?;
+        }
         if let (Some(upscaler), Some(options)) = (&mut upscaler, request.upscale) {
             let report = &mut |step, total| place.report(watch, Stage::Upscale, step, total);
             image = upscaler.passes(&image, options, p.circular(), report, cancel)?;
@@ -257,14 +253,29 @@ pub(crate) fn run(
     Ok(())
 }
 
+/// The second pass.
+fn larger(
+    nets: &mut [&mut dyn Networks],
+    request: &ImageRequest,
+    resolved: &Resolved,
+    p: &Parameters,
+    hires: &Hires,
+    watch: &mut Watch<'_>,
+) -> Result<Pass> {
+    let second = hires.second(p, hires.size([p.width, p.height], 8));
+    // It starts from the first pass, not from the request's picture.
+    let request = ImageRequest { init_image: None, ..request.clone() };
+    Pass::prepare(nets, &request, resolved, &second, true, watch)
+}
+
 fn conditions(
     net: &mut dyn Networks,
     resolved: &Resolved,
+    p: &Parameters,
     negative: bool,
     place: Place,
     watch: &mut Watch<'_>,
 ) -> Result<Conditions> {
-    let p = &resolved.first;
     let stage = Stage::TextEncode;
     let total = 1 + usize::from(negative);
     let mut encode = |done: usize, field: &str, text: &str| {

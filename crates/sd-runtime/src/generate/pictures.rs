@@ -4,6 +4,7 @@
 use sd_core::{Error, Result, Tensor};
 use sd_models::Joined;
 
+use super::masked::mix;
 use super::{Coding, Facts, Moments, Networks, Place, Watch, non_finite};
 use crate::canny::edges;
 use crate::input::{InputImage, to_values};
@@ -11,6 +12,7 @@ use crate::observer::Stage;
 use crate::parameters::Parameters;
 use crate::picture::Sizes;
 use crate::request::ImageRequest;
+use crate::resample::blurred;
 
 /// Sides of reference pictures are multiples of this many pixels: a latent value is 8 wide, a token 2 values.
 const REFERENCE_STEP: u32 = 16;
@@ -27,8 +29,8 @@ pub(super) struct Pictures {
     pub(super) blank: Option<Tensor>,
     /// `[1, c, h_i, w_i]`.
     pub(super) references: Vec<Tensor>,
-    /// The picture's bytes at the size of the result, and which pixels are painted anew.
-    original: Option<(Vec<u8>, Vec<bool>)>,
+    /// The picture's bytes at the size of the result, and how much of each pixel is painted anew.
+    original: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Moments {
@@ -53,6 +55,10 @@ impl Pictures {
         let at = [p.width as usize, p.height as usize];
         let image = request.init_image.as_ref().map(|i| i.covering(at)).transpose()?;
         let mask = request.mask.as_ref().map(|m| m.covering(at)).transpose()?;
+        // Unless it is blurred, a pixel is new or it is not.
+        let blur = p.mask_blur;
+        let mask =
+            mask.map(|m| if blur > 0 || p.mask_padding.is_some() { blurred(&m, at, blur) } else { hard(&m) });
         let reads_mask = matches!(facts.joined, Joined::Inpaint | Joined::Fill);
         // A network that reads the mask knows what stays.
         let blends = mask.is_some() && !reads_mask;
@@ -66,7 +72,8 @@ impl Pictures {
             Some(values) => Some(encoder.encode(values, "init_image")?),
             None => None,
         };
-        let anew: Option<Vec<bool>> = mask.as_ref().map(|m| size.embed(m, 1));
+        let anew: Option<Vec<bool>> =
+            mask.as_ref().map(|m| size.embed(m, 1).into_iter().map(|v| v >= 128).collect());
         let joined = match facts.joined {
             Joined::None => None,
             Joined::Inpaint | Joined::Fill => {
@@ -127,9 +134,7 @@ impl Pictures {
     pub(super) fn paste(&self, rgb: &mut [u8]) {
         let Some((original, anew)) = &self.original else { return };
         for ((to, from), anew) in rgb.chunks_exact_mut(3).zip(original.chunks_exact(3)).zip(anew) {
-            if !anew {
-                to.copy_from_slice(from);
-            }
+            mix(to, from, 255 - anew);
         }
     }
 }
@@ -155,6 +160,31 @@ fn reference_pixels(image: &InputImage, p: &Parameters) -> [u32; 2] {
     let aspect = f64::from(image.width) / f64::from(image.height.max(1));
     let whole = |side: f64| ((side / f64::from(step)).round() as u32).max(1) * step;
     [whole((pixels * aspect).sqrt()), whole((pixels / aspect).sqrt())]
+}
+
+/// 255 where a mask is at least half, 0 elsewhere.
+fn hard(mask: &[u8]) -> Vec<u8> {
+    mask.iter().map(|v| if *v >= 128 { 255 } else { 0 }).collect()
+}
+
+/// A latent as it is.
+pub(super) fn exact(mean: Tensor) -> Result<Moments> {
+    let deviation = Tensor::zeros(mean.dims())?;
+    Ok(Moments { mean, deviation })
+}
+
+/// A picture that the request did not bring along, encoded.
+pub(super) fn encode(
+    net: &mut dyn Networks,
+    values: &Tensor,
+    coding: Coding,
+    place: Place,
+    watch: &mut Watch<'_>,
+) -> Result<Moments> {
+    let mut encoder = Encoder { net, coding, place, watch, done: 0, total: 1 };
+    let moments = encoder.encode(values, "the first pass's picture")?;
+    encoder.report();
+    Ok(moments)
 }
 
 /// Encodes pictures and reports how many are done.

@@ -174,6 +174,7 @@ fn drive(
         facts: &facts,
         refiner: None,
         upscaler: None,
+        hires_upscaler: false,
         tags: false,
         controls: &[],
         random_seed: 7,
@@ -181,9 +182,13 @@ fn drive(
     let resolved = request.resolve(&given)?;
     let mut images = Vec::new();
     let mut watch = Watch { observer, cancel };
-    run(Models { net, refiner: None, upscaler: None }, request, &resolved, &mut watch, &mut |image| {
-        images.push(image)
-    })?;
+    run(
+        Models { net, refiner: None, upscaler: None, hires: None },
+        request,
+        &resolved,
+        &mut watch,
+        &mut |image| images.push(image),
+    )?;
     Ok(images)
 }
 

@@ -1,0 +1,151 @@
+//! A run of the sampler over one size: the only one of a picture, or the first of two.
+
+use sd_core::{Error, Result, Tensor};
+use sd_models::{Evaluation, Joined};
+
+use super::control::Control;
+use super::denoise::{Conditions, Model, Run, denoise};
+use super::pictures::{self, Pictures};
+use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode};
+use crate::hires::HiresUpscaler;
+use crate::input::{InputImage, to_values};
+use crate::observer::Stage;
+use crate::parameters::Parameters;
+use crate::picture::Sizes;
+use crate::request::ImageRequest;
+use crate::resample::resized;
+use crate::resize::nearest;
+use crate::resolve::Resolved;
+use crate::upscale::{UpscaleOptions, Upscaler};
+
+/// What is prepared once for all images of a request.
+pub(super) struct Pass {
+    pub(super) parameters: Parameters,
+    pub(super) size: Sizes,
+    pub(super) coding: Coding,
+    pub(super) pictures: Pictures,
+    run: Run,
+    /// Of each network.
+    states: Vec<State>,
+}
+
+/// What a network is steered by, and what it evaluates.
+struct State {
+    conditions: Conditions,
+    evaluation: Evaluation,
+    controls: Vec<Control>,
+}
+
+impl Pass {
+    /// `nets` are the model's network and its refiner. A `second` pass runs all of the levels that it is given.
+    pub(super) fn prepare(
+        nets: &mut [&mut dyn Networks],
+        request: &ImageRequest,
+        resolved: &Resolved,
+        p: &Parameters,
+        second: bool,
+        watch: &mut Watch<'_>,
+    ) -> Result<Pass> {
+        let place = Place { image: 0, images: resolved.batch_count as usize };
+        let multiple = nets.iter().map(|net| net.facts().multiple).max().unwrap_or(1);
+        let Some(net) = nets.first_mut() else { return Err(Error::internal("no model")) };
+        let size = Sizes::new(p, net.facts(), multiple);
+        size.check_circular(p.circular())?;
+        if let Some(message) = size.message() {
+            watch.observer.warning(&message);
+        }
+        let [_, _, h, w] = size.latent();
+        let all = Parameters { strength: p.strength.filter(|_| !second || p.sigmas.is_none()), ..p.clone() };
+        let run = Run::new(&all, net.facts(), size.tokens())?;
+        let guide = run.guide(p);
+        let evaluation = Evaluation {
+            batch: guide.most_branches(),
+            size: [h, w],
+            references: pictures::reference_sizes(request, p, net.facts()),
+            reference_plan: p.reference_index.into(),
+            circular: p.circular(),
+            control: !resolved.controls.is_empty(),
+            ..Evaluation::default()
+        };
+        net.fits(&evaluation)?;
+        let encodes = request.init_image.is_some() || p.hires.is_some() || net.facts().joined != Joined::None;
+        let coding = coding(*net, &evaluation, encodes, request.vae_tiling, watch)?;
+        let negative = guide.reads_negative();
+        let first = conditions(*net, resolved, p, negative, place, watch)?;
+        let pictures = Pictures::encode(*net, request, p, &size, coding, place, watch)?;
+        let controls = control::encode(*net, request, resolved, p, &size, watch)?;
+        let evaluation = Evaluation { control: false, ..evaluation };
+        let mut states = vec![State { conditions: first, evaluation: evaluation.clone(), controls }];
+        for net in nets.iter_mut().skip(1) {
+            let evaluation = Evaluation { references: Vec::new(), ..evaluation.clone() };
+            net.fits(&evaluation)?;
+            let conditions = conditions(*net, resolved, p, negative, place, watch)?;
+            // ControlNets belong to the network that begins.
+            states.push(State { conditions, evaluation, controls: Vec::new() });
+        }
+        Ok(Pass { parameters: p.clone(), size, coding, pictures, run, states })
+    }
+
+    /// The latent of the image with this seed.
+    pub(super) fn latent(
+        &mut self,
+        nets: &mut [&mut dyn Networks],
+        seed: i64,
+        place: Place,
+        watch: &mut Watch<'_>,
+    ) -> Result<Tensor> {
+        let parameters = Parameters { seed, ..self.parameters.clone() };
+        let states = std::mem::take(&mut self.states).into_iter();
+        let mut models: Vec<Model<'_>> = nets
+            .iter_mut()
+            .zip(states)
+            .map(|(net, State { conditions, evaluation, controls })| Model {
+                net: &mut **net,
+                conditions,
+                evaluation,
+                controls,
+            })
+            .collect();
+        let latent = denoise(&mut models, &parameters, &self.size, &self.run, &self.pictures, place, watch);
+        let state = |Model { conditions, evaluation, controls, .. }| State { conditions, evaluation, controls };
+        self.states = models.into_iter().map(state).collect();
+        latent
+    }
+
+    /// Lets the next image start from what a first pass gave, made larger.
+    pub(super) fn start_from(
+        &mut self,
+        latent: &Tensor,
+        first: &Pass,
+        net: &mut dyn Networks,
+        upscaler: Option<&mut Upscaler>,
+        place: Place,
+        watch: &mut Watch<'_>,
+    ) -> Result<()> {
+        let hires = self.parameters.hires.as_ref().ok_or_else(|| Error::internal("no second pass"))?;
+        let [_, _, h, w] = self.size.latent();
+        if let Some(filter) = hires.upscaler.of_latent() {
+            self.pictures.clean = Some(pictures::exact(resized(latent, [h, w], filter)?)?);
+            return Ok(());
+        }
+        let p = &self.parameters;
+        let pixels = decode(net, latent, first.coding, place, watch)?;
+        let rgb = first.size.crop_to_rgb(&pixels)?;
+        let mut image = InputImage { width: first.parameters.width, height: first.parameters.height, rgb };
+        if hires.upscaler == HiresUpscaler::Model {
+            let upscaler = upscaler.ok_or_else(|| Error::internal("no upscaler"))?;
+            let options = UpscaleOptions { repeats: 1, tile: hires.tile };
+            let cancel = watch.cancel;
+            let report = &mut |step, total| place.report(watch, Stage::Upscale, step, total);
+            image = upscaler.passes(&image, options, p.circular(), report, cancel)?;
+        }
+        let to = [p.width as usize, p.height as usize];
+        let rgb = match hires.upscaler {
+            HiresUpscaler::Nearest => nearest(&image.rgb, 3, [image.width as usize, image.height as usize], to),
+            _ => image.stretched(to)?,
+        };
+        let values = to_values(&self.size.embed(&rgb, 3), self.size.computed())?;
+        self.pictures.clean = Some(pictures::encode(net, &values, self.coding, place, watch)?);
+        Ok(())
+    }
+}
