@@ -6,7 +6,7 @@ use crate::convert;
 use crate::request::request;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
-use sd_runtime::{CancelToken, Engine, GeneratedImage, Importance, Observer, Progress};
+use sd_runtime::{CancelToken, Engine, GeneratedImage, Importance, Observer, PreviewPicture, Progress};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Resul
     for unused in &model.unused {
         debug!("not used: {unused}");
     }
-    let mut watcher = Watcher { bar: Bar::new(console), output, cancel, saved: Ok(()) };
+    let mut watcher = Watcher { bar: Bar::new(console), output, cancel, saved: Ok(()), previews: 0 };
     let drawn = engine.generate_each(&request, &mut watcher, cancel);
     // A file that could not be written stopped the request; that is what the user needs to hear.
     watcher.saved?;
@@ -73,6 +73,8 @@ pub(crate) struct Output {
     begin: u64,
     total: usize,
     quality: u8,
+    /// Where previews are written.
+    preview: String,
     metadata: bool,
 }
 
@@ -83,6 +85,7 @@ impl Output {
             begin: u64::try_from(args.cli.output_begin_idx).unwrap_or(0),
             total: args.generation.batch_count as usize,
             quality: args.cli.compression_quality,
+            preview: args.preview.preview_path.clone(),
             metadata: !args.generation.disable_image_metadata,
         }
     }
@@ -127,6 +130,13 @@ impl Output {
         Ok(())
     }
 
+    /// Writes a preview.
+    fn preview(&self, index: usize, picture: PreviewPicture<'_>) -> Result<()> {
+        let path = output_path(&self.preview, 0, index, 1);
+        let picture = Image::new(picture.width, picture.height, picture.rgb.to_vec())?;
+        picture.save(&path, self.quality, None).context("--preview-path")
+    }
+
     /// Writes a picture, with the text unless the user wants none, and returns where.
     pub(crate) fn write(&self, index: usize, picture: &Image, text: &str) -> Result<PathBuf> {
         let path = self.path(index);
@@ -141,6 +151,8 @@ struct Watcher<'a> {
     output: Output,
     cancel: &'a CancelToken,
     saved: Result<()>,
+    /// How many previews there were.
+    previews: usize,
 }
 
 impl Observer for Watcher<'_> {
@@ -150,6 +162,16 @@ impl Observer for Watcher<'_> {
 
     fn warning(&mut self, message: &str) {
         warn!("{message}");
+    }
+
+    fn preview(&mut self, picture: PreviewPicture<'_>) {
+        if self.saved.is_ok() {
+            self.saved = self.output.preview(self.previews, picture);
+            self.previews += 1;
+        }
+        if self.saved.is_err() {
+            self.cancel.cancel();
+        }
     }
 
     fn image(&mut self, index: usize, image: &GeneratedImage) {

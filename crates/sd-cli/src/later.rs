@@ -8,8 +8,6 @@ use clap::{ArgMatches, Command};
 
 /// Options that take no value.
 const FLAGS: &[&str] = &[
-    "preview-noisy",
-    "taesd-preview-only",
     "mmap",
     "eager-load",
     "fa",
@@ -28,9 +26,6 @@ const FLAGS: &[&str] = &[
 
 /// Options that take one value.
 const VALUES: &[&str] = &[
-    "preview",
-    "preview-path",
-    "preview-interval",
     "high-noise-diffusion-model",
     "uncond-diffusion-model",
     "clip_vision",
@@ -40,8 +35,6 @@ const VALUES: &[&str] = &[
     "qwen2vl_vision",
     "embeddings-connectors",
     "audio-vae",
-    "taesd",
-    "tae",
     "ip-adapter",
     "motion-module",
     "photo-maker",

@@ -74,6 +74,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         mask_blur: pictures.mask_blur,
         only_masked: pictures.inpaint_only_masked,
         mask_padding: pictures.inpaint_only_masked.then_some(pictures.inpaint_padding),
+        preview: args.preview.preview(),
         hires: args.hires.hires(),
         vae_tiling: args.larger.vae_tiling(),
         upscale: args.model.upscale_model.is_some().then(|| upscale(args)),

@@ -51,3 +51,4 @@ pub use scaled::ScaledSource;
 pub use survey::{FileKind, Survey, SurveyedFile, SurveyedPart};
 pub use upscale::Upscaler;
 pub use vae::steps::{EPS as STEP_EPS, GROUPS as STEP_GROUPS, Piece, Step, Value as StepValue};
+pub use vae::tiny::TinyVae;

@@ -37,6 +37,12 @@ pub struct ModelOptions {
     /// Whose latents the autoencoder makes: auto (the family's), flux or sd3
     #[arg(long, value_name = "string", default_value = "auto", value_parser = vae_format)]
     vae_format: OwnVae,
+    /// Tiny autoencoder (TAESD) that decodes and encodes in place of the model's, quickly and roughly
+    #[arg(long, alias = "tae", value_name = "path")]
+    taesd: Option<PathBuf>,
+    /// Use --taesd for previews alone
+    #[arg(long)]
+    taesd_preview_only: bool,
     /// ESRGAN or Real-ESRGAN network that makes pictures larger
     #[arg(long, value_name = "path")]
     pub upscale_model: Option<PathBuf>,
@@ -134,6 +140,9 @@ impl ModelOptions {
         }
         if let Some(path) = &self.refiner {
             builder = builder.refiner(path);
+        }
+        if let Some(path) = &self.taesd {
+            builder = builder.taesd(path).taesd_preview_only(self.taesd_preview_only);
         }
         if let Some(path) = &self.upscale_model {
             builder = builder.upscaler(path);

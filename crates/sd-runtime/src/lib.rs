@@ -25,6 +25,7 @@ mod names;
 mod observer;
 mod parameters;
 mod picture;
+mod preview;
 mod request;
 mod resample;
 mod resize;
@@ -43,8 +44,9 @@ pub use files::ModelFiles;
 pub use guidance::{Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings};
 pub use hires::{Hires, HiresUpscaler};
 pub use input::{InputImage, InputMask};
-pub use observer::{Observer, Progress, Stage, StepLatent};
+pub use observer::{Observer, PreviewPicture, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
+pub use preview::{Preview, PreviewMode};
 pub use request::{
     ControlChoice, Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS,
     MAX_PROMPT, MAX_REFERENCES, MAX_SIDE, MAX_STEPS, ReferenceIndex, SkipLayers, VaeTiling,

@@ -60,6 +60,21 @@ pub struct StepLatent<'a> {
     pub denoised: &'a Tensor,
 }
 
+/// A picture of a latent that is being denoised.
+#[derive(Debug, Clone, Copy)]
+pub struct PreviewPicture<'a> {
+    /// Which image of the batch, from 0.
+    pub image: usize,
+    /// Steps done, from 1.
+    pub step: usize,
+    /// Pixels across; a projected preview has one for each latent position.
+    pub width: u32,
+    /// Pixels down.
+    pub height: u32,
+    /// Rows from the top, three bytes a pixel.
+    pub rgb: &'a [u8],
+}
+
 /// Gets the news of one request. Every method may be left out.
 pub trait Observer {
     /// A step begins or ends.
@@ -70,6 +85,9 @@ pub trait Observer {
 
     /// A sampler step has ended.
     fn step(&mut self, _latent: StepLatent<'_>) {}
+
+    /// A preview that the request wants is there.
+    fn preview(&mut self, _picture: PreviewPicture<'_>) {}
 
     /// An image is finished; `index` counts from 0.
     fn image(&mut self, _index: usize, _image: &GeneratedImage) {}

@@ -3,6 +3,7 @@
 use sd_core::{Error, Result, Tensor};
 
 use crate::generate::Facts;
+use crate::input::InputImage;
 use crate::parameters::Parameters;
 
 /// The size a request wants, and the size the networks compute.
@@ -126,6 +127,17 @@ impl Sizes {
         }
         Ok(rgb)
     }
+}
+
+/// All of a picture `[1, 3, h, w]`.
+pub(crate) fn to_image(picture: &Tensor) -> Result<InputImage> {
+    let Some([1, 3, h, w]) = picture.shape().array() else {
+        return Err(Error::internal(format!("a picture is {}", picture.shape())));
+    };
+    let planes: Vec<&[f32]> = picture.values().chunks_exact((h * w).max(1)).collect();
+    let pixel = |i: usize| planes.iter().map(move |plane| byte(plane.get(i).copied().unwrap_or(0.0)));
+    let rgb = (0..h * w).flat_map(pixel).collect();
+    Ok(InputImage { width: u32::try_from(w).unwrap_or(0), height: u32::try_from(h).unwrap_or(0), rgb })
 }
 
 fn byte(y: f32) -> u8 {

@@ -9,6 +9,7 @@ use crate::hires::Hires;
 use crate::input::{InputImage, InputMask};
 use crate::names::named;
 use crate::parameters::Parameters;
+use crate::preview::Preview;
 use crate::rng::RngKind;
 use crate::sampler::SamplerKind;
 use crate::schedule::SchedulerKind;
@@ -94,6 +95,8 @@ pub struct ImageRequest {
     pub only_masked: bool,
     /// How many pixels of `init_image` around the mask that takes along. Default 32.
     pub mask_padding: Option<u32>,
+    /// Pictures of the latent while it is denoised, which the observer gets.
+    pub preview: Option<Preview>,
     /// A second, larger pass.
     pub hires: Option<Hires>,
     /// Pictures that the network looks at, for models such as Flux.1 Kontext.

@@ -4,7 +4,9 @@ use crate::app::unix_time;
 use crate::fields::{picture_bytes, shortened};
 use crate::limits;
 use sd_io::Image;
-use sd_runtime::{CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, Progress};
+use sd_runtime::{
+    CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, PreviewPicture, Progress,
+};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -79,6 +81,8 @@ pub(crate) struct Outcome {
 pub(crate) struct Running {
     pub(crate) id: u64,
     pub(crate) progress: Option<Progress>,
+    /// The last preview, a PNG file.
+    pub(crate) preview: Option<Arc<Vec<u8>>>,
     pub(crate) started: Instant,
     since: u64,
     bytes: usize,
@@ -253,6 +257,7 @@ impl Queue {
                 state.running = Some(Running {
                     id: job.id,
                     progress: None,
+                    preview: None,
                     started,
                     since,
                     bytes: job.bytes,
@@ -305,6 +310,15 @@ impl Observer for Watcher<'_> {
     fn progress(&mut self, progress: Progress) {
         if let Some(running) = &mut self.queue.state().running {
             running.progress = Some(progress);
+        }
+    }
+
+    fn preview(&mut self, picture: PreviewPicture<'_>) {
+        let image = Image::new(picture.width, picture.height, picture.rgb.to_vec());
+        match (image.and_then(|image| image.to_png(None)), &mut self.queue.state().running) {
+            (Ok(file), Some(running)) => running.preview = Some(Arc::new(file)),
+            (Err(e), _) => warn!("preview: {e}"),
+            (Ok(_), None) => {}
         }
     }
 

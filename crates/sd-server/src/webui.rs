@@ -260,7 +260,7 @@ pub(crate) async fn progress(State(app): State<Arc<App>>) -> Json<Value> {
         "progress": done,
         "eta_relative": left,
         "state": state(&job, images, image, step, steps, running.interrupted),
-        "current_image": null,
+        "current_image": running.preview.as_ref().map(|file| base64(file)),
         "textinfo": running.progress.map(|p| p.stage.name()),
         "queue": waiting,
     }))

@@ -5,6 +5,7 @@ mod larger;
 mod metadata;
 mod mode;
 mod pictures;
+mod preview;
 
 use crate::later;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -16,6 +17,7 @@ pub(crate) use metadata::Metadata;
 pub(crate) use mode::Mode;
 use mode::{mode, output};
 use pictures::{Pictures, Steps};
+use preview::PreviewOptions;
 use sd_options::ModelOptions;
 use sd_options::value::{log_level, named, not_negative, whole};
 use sd_runtime::{MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
@@ -55,6 +57,8 @@ pub(crate) struct Args {
     pub(crate) metadata: Metadata,
     #[command(flatten)]
     pub(crate) hires: HiresOptions,
+    #[command(flatten)]
+    pub(crate) preview: PreviewOptions,
 }
 
 /// What this program does with its results and its log.

@@ -48,21 +48,42 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes an upscaler of zeros, which repeats every pixel twice along each axis: a safetensors file, which is a length,
-/// a JSON header and the elements.
+/// Writes an upscaler of zeros, which repeats every pixel twice along each axis.
 pub(crate) fn doubler(path: &Path) {
+    zeros(
+        path,
+        &[
+            ("body.0.weight", &[4, 3, 3, 3]),
+            ("body.0.bias", &[4]),
+            ("body.1.weight", &[4]),
+            ("body.2.weight", &[12, 4, 3, 3]),
+            ("body.2.bias", &[12]),
+        ],
+    );
+}
+
+/// Writes the decoder of a tiny autoencoder of zeros, in the names of original files. Its pictures are black.
+pub(crate) fn tiny_decoder(path: &Path) {
+    let layers: [(&str, &[usize]); 7] = [
+        ("1.weight", &[4, 4, 3, 3]),
+        ("1.bias", &[4]),
+        ("4.weight", &[4, 4, 3, 3]),
+        ("6.weight", &[4, 4, 3, 3]),
+        ("8.weight", &[4, 4, 3, 3]),
+        ("9.weight", &[3, 4, 3, 3]),
+        ("9.bias", &[3]),
+    ];
+    zeros(path, &layers);
+}
+
+/// Writes a safetensors file, which is a length, a JSON header and the elements.
+fn zeros(path: &Path, tensors: &[(&str, &[usize])]) {
     let (mut header, mut end) = (serde_json::Map::new(), 0);
-    for (name, shape) in [
-        ("body.0.weight", &[4, 3, 3, 3][..]),
-        ("body.0.bias", &[4]),
-        ("body.1.weight", &[4]),
-        ("body.2.weight", &[12, 4, 3, 3]),
-        ("body.2.bias", &[12]),
-    ] {
+    for (name, shape) in tensors {
         let begin = end;
         end += 4 * shape.iter().product::<usize>();
         let tensor = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]});
-        header.insert(name.to_owned(), tensor);
+        header.insert((*name).to_owned(), tensor);
     }
     let header = serde_json::Value::from(header).to_string();
     let mut file = (header.len() as u64).to_le_bytes().to_vec();

@@ -2,3 +2,4 @@
 
 pub mod kl;
 pub mod steps;
+pub mod tiny;

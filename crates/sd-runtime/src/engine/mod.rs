@@ -8,6 +8,7 @@ mod importance;
 mod networks;
 mod prepared;
 mod steps;
+mod tiny;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,6 +23,7 @@ use crate::files::ModelFiles;
 use crate::generate::{self, Models, Networks, Watch};
 use crate::guidance::Prediction;
 use crate::observer::Observer;
+use crate::preview::PreviewMode;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
 use crate::resolve::Given;
 use crate::upscale::Upscaler;
@@ -39,6 +41,8 @@ pub struct EngineBuilder {
     cache: Option<PathBuf>,
     upscaler: Option<PathBuf>,
     hires_upscaler: Option<PathBuf>,
+    taesd: Option<PathBuf>,
+    taesd_preview_only: bool,
     device: String,
     options: Options,
 }
@@ -128,6 +132,20 @@ impl EngineBuilder {
     #[must_use]
     pub fn control_net(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
         self.control_nets.push(path.into());
+        self
+    }
+
+    /// A tiny autoencoder, which decodes and encodes in place of the model's, and shows previews.
+    #[must_use]
+    pub fn taesd(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.taesd = Some(path.into());
+        self
+    }
+
+    /// Whether the tiny autoencoder shows previews alone. Default false.
+    #[must_use]
+    pub fn taesd_preview_only(mut self, only: bool) -> EngineBuilder {
+        self.taesd_preview_only = only;
         self
     }
 
@@ -287,7 +305,10 @@ impl EngineBuilder {
             path.map(|path| Upscaler::open(path, device.name(), self.options.threads)).transpose()
         };
         let (upscaler, hires_upscaler) = (open_upscaler(&self.upscaler)?, open_upscaler(&self.hires_upscaler)?);
-        let networks = Loaded::new(model, device, self.options)?;
+        let mut networks = Loaded::new(model, device, self.options)?;
+        if let Some(path) = &self.taesd {
+            networks.set_tiny(path, self.taesd_preview_only).map_err(|e| e.context("taesd"))?;
+        }
         let mut engine = Engine { info, networks, refiner, upscaler, hires_upscaler };
         engine.set_control_nets(&self.control_nets)?;
         Ok(engine)
@@ -442,6 +463,10 @@ impl Engine {
         if self.networks.settle_prediction(cancel)? {
             self.info.defaults = defaults(self.networks.info())?;
         }
+        if request.preview.is_some_and(|p| p.mode == PreviewMode::Tae) && !self.networks.shows_tiny() {
+            return Err(Error::request("preview: there is no tiny autoencoder to show tae by")
+                .hint("give the file of one with --taesd"));
+        }
         let mut resolved = request.resolve(&Given {
             model: &self.info.name,
             defaults: &self.info.defaults,
@@ -465,7 +490,7 @@ impl Engine {
             None => None,
         };
         let refiner = refiner.map(|networks| networks as &mut dyn Networks);
-        let mut watch = Watch { observer, cancel };
+        let mut watch = Watch { observer, cancel, preview: request.preview };
         let models = Models {
             net: &mut self.networks,
             refiner,

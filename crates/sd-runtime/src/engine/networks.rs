@@ -1,6 +1,7 @@
 //! A model's networks on a device.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -17,9 +18,13 @@ use super::evaluate::Evaluator;
 use super::facts::facts;
 use super::importance::Collector;
 use super::steps::Steps;
+use super::tiny::Tiny;
 use crate::generate::{Call, Coding, Facts, Moments, Networks};
 use crate::guidance::Prediction;
+use crate::input::InputImage;
 use crate::observer::Stage;
+use crate::picture::to_image;
+use crate::preview::{PreviewMode, projected};
 use crate::request::LoraChoice;
 
 /// How many prompts' conditioning is kept.
@@ -49,6 +54,7 @@ pub(super) struct Loaded {
     runners: Runners,
     /// The autoencoder with f32 weights, once it was needed.
     precise_vae: Option<Runner>,
+    tiny: Option<Tiny>,
     /// Conditioning by prompt, the latest last.
     prompts: Vec<(Key, Conditioning)>,
     library: Library,
@@ -82,6 +88,7 @@ impl Loaded {
             library: Library::new(options.folders.clone()),
             chosen: Chosen::default(),
             precise_vae: None,
+            tiny: None,
             prompts: Vec::new(),
             evaluator: Evaluator::default(),
             controls: Vec::new(),
@@ -105,6 +112,19 @@ impl Loaded {
     /// What weights were multiplied by, if that was to be collected.
     pub(super) fn importance(&self) -> Option<&sd_io::Importance> {
         self.collector.found()
+    }
+
+    /// Takes the tiny autoencoder of a file.
+    pub(super) fn set_tiny(&mut self, path: &Path, preview_only: bool) -> Result<()> {
+        let latents = [self.facts.channels, self.facts.pixels];
+        let threads = self.options.threads;
+        self.tiny = Some(Tiny::open(path, self.device.clone(), threads, latents, preview_only)?);
+        Ok(())
+    }
+
+    /// Whether there is a tiny autoencoder that can show latents.
+    pub(super) fn shows_tiny(&self) -> bool {
+        self.tiny.as_ref().is_some_and(Tiny::shows)
     }
 
     /// Facts about the model.
@@ -158,6 +178,9 @@ impl Loaded {
             runner.release_workspace();
         }
         self.precise_vae = None;
+        if let Some(tiny) = &mut self.tiny {
+            tiny.release();
+        }
         self.prompts.clear();
         self.controls.iter_mut().for_each(Control::release);
     }
@@ -234,7 +257,11 @@ impl Networks for Loaded {
 
     fn fits_whole(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<bool> {
         let [h, w] = evaluation.size;
-        let mut programs = vec![self.model.decode_program(1, h, w, evaluation.circular)?];
+        let mut programs = Vec::new();
+        // A tiny autoencoder needs little.
+        if !self.tiny.as_ref().is_some_and(Tiny::decodes) {
+            programs.push(self.model.decode_program(1, h, w, evaluation.circular)?);
+        }
         // The largest need most.
         let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
         for size in encodes.then_some(&evaluation.size).into_iter().chain(largest) {
@@ -289,6 +316,11 @@ impl Networks for Loaded {
     }
 
     fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments> {
+        if let Some(tiny) = self.tiny.as_mut().filter(|t| t.encodes() && !coding.precise) {
+            let mean = tiny.encode(picture, coding.circular, cancel)?;
+            let deviation = Tensor::zeros(mean.dims())?;
+            return Ok(Moments { mean, deviation });
+        }
         let moments = match coding.piece {
             Some(piece) => {
                 let steps = self.model.encode_steps()?;
@@ -316,6 +348,9 @@ impl Networks for Loaded {
     }
 
     fn decode(&mut self, latent: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Tensor> {
+        if let Some(tiny) = self.tiny.as_mut().filter(|t| t.decodes() && !coding.precise) {
+            return tiny.decode(latent, coding.circular, cancel);
+        }
         let [_, _, h, w] = dims(latent)?;
         let mut latent = latent.clone();
         self.model.info().latent.to_autoencoder(&mut latent);
@@ -326,6 +361,22 @@ impl Networks for Loaded {
         let (start, steps) = self.model.decode_steps(h, w, coding.circular)?;
         let x = only(self.autoencoder(coding.precise)?.run(&start, &[("latent", &latent)], cancel)?)?;
         self.in_steps(&steps, x, piece, coding, cancel)
+    }
+
+    fn preview(
+        &mut self,
+        latent: &Tensor,
+        mode: PreviewMode,
+        circular: [bool; 2],
+        cancel: &CancelToken,
+    ) -> Result<InputImage> {
+        let picture = match (mode, &mut self.tiny) {
+            (PreviewMode::Proj, _) => return projected(latent, self.info().latent.scale),
+            (PreviewMode::Tae, Some(tiny)) => tiny.decode(latent, circular, cancel)?,
+            (PreviewMode::Tae, None) => return Err(Error::internal("no tiny autoencoder")),
+            (PreviewMode::Vae, _) => self.decode(latent, Coding { circular, ..Coding::default() }, cancel)?,
+        };
+        to_image(&picture)
     }
 
     fn broken_weight(&self, stage: Stage) -> Option<String> {

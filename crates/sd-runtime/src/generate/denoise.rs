@@ -6,7 +6,7 @@ use sd_models::{Conditioning, Evaluation};
 use super::control::Control;
 use super::guide::{Guide, Kind};
 use super::pictures::Pictures;
-use super::{Branch, Call, Facts, Networks, Place, Watch, non_finite};
+use super::{Branch, Call, Facts, Networks, Place, Watch, non_finite, show};
 use crate::guidance::Prediction;
 use crate::observer::{Stage, StepLatent};
 use crate::parameters::Parameters;
@@ -113,6 +113,10 @@ pub(super) fn denoise(
         let denoised = Tensor::f32(&dims, denoised)?;
         if !denoised.is_finite() || !x.is_finite() {
             return Err(non_finite(&**net, stage, &format!("the prediction of step {number} of {steps}")));
+        }
+        if let Some(preview) = watch.preview.filter(|p| p.due(number)) {
+            let shown = if preview.noisy { &x } else { &denoised };
+            show(&mut **net, shown, preview.mode, evaluation.circular, place, number, watch)?;
         }
         watch.observer.step(StepLatent { image: place.image, step: number, latent: &x, denoised: &denoised });
         place.report(watch, stage, number, steps);

@@ -13,8 +13,9 @@ use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
 use crate::guidance::Prediction;
 use crate::hires::Hires;
 use crate::input::InputImage;
-use crate::observer::{Observer, Progress, Stage};
+use crate::observer::{Observer, PreviewPicture, Progress, Stage};
 use crate::parameters::Parameters;
+use crate::preview::{Preview, PreviewMode};
 use crate::request::{GeneratedImage, ImageRequest, VaeTiling};
 use crate::resolve::Resolved;
 use crate::schedule::{Ays, SigmaTable, linear_mu};
@@ -50,6 +51,15 @@ pub(crate) trait Networks {
 
     /// The picture `[1, 3, h, w]`, values from -1 to 1, of a latent.
     fn decode(&mut self, latent: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Tensor>;
+
+    /// What a latent shows, by the given means.
+    fn preview(
+        &mut self,
+        latent: &Tensor,
+        mode: PreviewMode,
+        circular: [bool; 2],
+        cancel: &CancelToken,
+    ) -> Result<InputImage>;
 
     /// The first weight with a NaN or an infinity in the part that runs in `stage`, for messages.
     fn broken_weight(&self, stage: Stage) -> Option<String>;
@@ -168,6 +178,7 @@ pub(crate) struct Moments {
 pub(crate) struct Watch<'a> {
     pub(crate) observer: &'a mut dyn Observer,
     pub(crate) cancel: &'a CancelToken,
+    pub(crate) preview: Option<Preview>,
 }
 
 /// Which image of how many.
@@ -290,6 +301,22 @@ fn conditions(
     let uncond = if negative { Some(encode(1, "negative prompt", &p.negative_prompt)?) } else { None };
     place.report(watch, stage, total, total);
     Ok(Conditions { cond, uncond })
+}
+
+/// Shows the observer a latent.
+fn show(
+    net: &mut dyn Networks,
+    latent: &Tensor,
+    mode: PreviewMode,
+    circular: [bool; 2],
+    place: Place,
+    step: usize,
+    watch: &mut Watch<'_>,
+) -> Result<()> {
+    let picture = net.preview(latent, mode, circular, watch.cancel).map_err(|e| e.context("preview"))?;
+    let InputImage { width, height, rgb } = &picture;
+    watch.observer.preview(PreviewPicture { image: place.image, step, width: *width, height: *height, rgb });
+    Ok(())
 }
 
 /// How the autoencoder runs: in pieces if the request says so, or if it cannot run at once.

@@ -6,7 +6,7 @@ use sd_models::{Evaluation, Joined};
 use super::control::Control;
 use super::denoise::{Conditions, Model, Run, denoise};
 use super::pictures::{self, Pictures};
-use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode};
+use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode, show};
 use crate::hires::HiresUpscaler;
 use crate::input::{InputImage, to_values};
 use crate::observer::Stage;
@@ -25,6 +25,8 @@ pub(super) struct Pass {
     pub(super) coding: Coding,
     pub(super) pictures: Pictures,
     run: Run,
+    /// Whether it is the second of two.
+    second: bool,
     /// Of each network.
     states: Vec<State>,
 }
@@ -83,7 +85,7 @@ impl Pass {
             // ControlNets belong to the network that begins.
             states.push(State { conditions, evaluation, controls: Vec::new() });
         }
-        Ok(Pass { parameters: p.clone(), size, coding, pictures, run, states })
+        Ok(Pass { parameters: p.clone(), size, coding, pictures, run, second, states })
     }
 
     /// The latent of the image with this seed.
@@ -109,7 +111,13 @@ impl Pass {
         let latent = denoise(&mut models, &parameters, &self.size, &self.run, &self.pictures, place, watch);
         let state = |Model { conditions, evaluation, controls, .. }| State { conditions, evaluation, controls };
         self.states = models.into_iter().map(state).collect();
-        latent
+        let latent = latent?;
+        if let (Some(preview), Some(net)) =
+            (watch.preview.filter(|p| p.interval == 0 && !self.second), nets.first_mut())
+        {
+            show(*net, &latent, preview.mode, self.coding.circular, place, self.run.steps(), watch)?;
+        }
+        Ok(latent)
     }
 
     /// Lets the next image start from what a first pass gave, made larger.

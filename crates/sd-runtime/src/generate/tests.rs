@@ -114,6 +114,17 @@ impl Networks for Fake {
         Tensor::f32(&[1, 3, 8 * h, 8 * w], values)
     }
 
+    fn preview(
+        &mut self,
+        latent: &Tensor,
+        _mode: PreviewMode,
+        _circular: [bool; 2],
+        _cancel: &CancelToken,
+    ) -> Result<InputImage> {
+        let byte = latent.values()[0].abs() as u8;
+        Ok(InputImage { width: 1, height: 1, rgb: vec![byte; 3] })
+    }
+
     fn broken_weight(&self, stage: Stage) -> Option<String> {
         (stage == Stage::TextEncode).then(|| "a.weight (x.safetensors)".into())
     }
@@ -181,7 +192,7 @@ fn drive(
     };
     let resolved = request.resolve(&given)?;
     let mut images = Vec::new();
-    let mut watch = Watch { observer, cancel };
+    let mut watch = Watch { observer, cancel, preview: request.preview };
     run(
         Models { net, refiner: None, upscaler: None, hires: None },
         request,
@@ -290,6 +301,30 @@ fn the_autoencoder_runs_in_pieces_where_it_must() {
     assert_eq!(tiling([0, 3], [0.0; 2]).unwrap(), [32, 32]);
     assert_eq!(tiling([0, 0], [0.5, 3.0]).unwrap(), [14, 32]);
     assert!(tiling([0, 0], [-1.0, 0.0]).unwrap_err().to_string().starts_with("vae_tiling.relative: want"));
+}
+
+#[test]
+fn previews_come_when_they_are_due() {
+    #[derive(Default)]
+    struct Shown(Vec<(usize, usize)>);
+    impl Observer for Shown {
+        fn preview(&mut self, p: PreviewPicture<'_>) {
+            assert_eq!((p.width, p.height, p.rgb.len()), (1, 1, 3));
+            self.0.push((p.image, p.step));
+        }
+    }
+    let shown = |interval, hires: bool| {
+        let preview = Some(Preview { mode: PreviewMode::Proj, interval, noisy: false });
+        let hires = hires.then(Hires::default);
+        let r = ImageRequest { preview, hires, batch_count: Some(2), ..prompt("a") };
+        let mut shown = Shown::default();
+        drive(&mut Fake::new(), &r, &mut shown, &CancelToken::new()).unwrap();
+        shown.0
+    };
+    assert_eq!(shown(2, false), [(0, 2), (1, 2)]);
+    assert_eq!(shown(-3, false), [(0, 3), (1, 3)]);
+    assert_eq!(shown(0, true), [(0, 3), (1, 3)]);
+    assert_eq!(shown(3, true), [(0, 3), (0, 3), (1, 3), (1, 3)]);
 }
 
 #[test]
