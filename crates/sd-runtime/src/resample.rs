@@ -117,26 +117,33 @@ pub(crate) fn blurred(mask: &[u8], [w, h]: [usize; 2], sigma: u32) -> Vec<u8> {
         .map(|i| (-(i as f64 - radius as f64).powi(2) / (2.0 * deviation * deviation)).exp())
         .collect();
     let sum: f64 = raw.iter().sum();
-    let kernel: Vec<f64> = raw.iter().map(|k| k / sum).collect();
-    let mirrored = |at: isize, side: usize| {
+    let kernel: Vec<f32> = raw.iter().map(|k| (k / sum) as f32).collect();
+    // The position that a tap reads for `at`, mirrored into `side` positions.
+    let mirrored = |at: usize, tap: usize, side: usize| {
         let period = (2 * side as isize - 2).max(1);
-        let at = at.rem_euclid(period);
+        let at = ((at + tap) as isize - radius as isize).rem_euclid(period);
         (if at < side as isize { at } else { period - at }) as usize
-    };
-    let along = |line: &dyn Fn(usize) -> f64, side: usize, at: usize| -> f64 {
-        let tap = |(i, k): (usize, &f64)| k * line(mirrored(at as isize + i as isize - radius as isize, side));
-        kernel.iter().enumerate().map(tap).sum()
     };
     let mut rows = Vec::with_capacity(w * h);
     for row in mask.chunks_exact(w) {
-        let line = |x: usize| row.get(x).map_or(0.0, |v| f64::from(*v));
-        rows.extend((0..w).map(|x| along(&line, w, x)));
+        let value = |at: usize| row.get(mirrored(at, 0, w)).map_or(0.0, |v| f32::from(*v));
+        let wide: Vec<f32> = (0..w + 2 * radius).map(value).collect();
+        let mut out = vec![0.0f32; w];
+        for (window, k) in wide.windows(w).zip(&kernel) {
+            out.iter_mut().zip(window).for_each(|(sum, v)| *sum += k * v);
+        }
+        rows.extend(out);
     }
-    let value = |i: usize| {
-        let line = |y: usize| rows.get(y * w + i % w).copied().unwrap_or(0.0);
-        along(&line, h, i / w).round_ties_even().clamp(0.0, 255.0) as u8
-    };
-    (0..w * h).map(value).collect()
+    let mut out = Vec::with_capacity(w * h);
+    for y in 0..h {
+        let mut sums = vec![0.0f32; w];
+        for (tap, k) in kernel.iter().enumerate() {
+            let row = rows.chunks_exact(w).nth(mirrored(y, tap, h)).unwrap_or_default();
+            sums.iter_mut().zip(row).for_each(|(sum, v)| *sum += k * v);
+        }
+        out.extend(sums.iter().map(|v| v.round_ties_even().clamp(0.0, 255.0) as u8));
+    }
+    out
 }
 
 #[cfg(test)]

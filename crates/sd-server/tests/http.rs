@@ -426,6 +426,35 @@ fn wrong_starts_end_with_a_message() {
     }
 }
 
+#[test]
+fn second_passes_and_masks() {
+    let server = Server::start(&["--preview", "proj"]);
+    let ask = json!({"prompt": "a red circle", "width": 64, "height": 64, "steps": 2, "enable_hr": true,
+        "hr_upscaler": "Latent (nearest)", "hr_scale": 1.5, "denoising_strength": 0.5});
+    let (status, answer) = server.post("/sdapi/v1/txt2img", &ask);
+    assert_eq!(status, 200, "{answer}");
+    let file = decoded(&answer["images"][0]);
+    assert_eq!(png_size(&file), (96, 96));
+    let info: Value = serde_json::from_str(answer["info"].as_str().unwrap()).unwrap();
+    let text = info["infotexts"][0].as_str().unwrap();
+    assert!(text.contains("Size: 64x64") && text.contains("Hires upscaler: Latent (nearest)"), "{text}");
+    // The result's own colours are the mask.
+    let picture = answer["images"][0].clone();
+    let ask = json!({"prompt": "a blue circle", "width": 64, "height": 64, "steps": 2, "init_images": [picture],
+        "mask": picture, "mask_blur": 2, "inpaint_full_res": true, "inpaint_full_res_padding": 8});
+    let (status, answer) = server.post("/sdapi/v1/img2img", &ask);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(png_size(&decoded(&answer["images"][0])), (96, 96), "the size is the picture's own");
+    let ask = json!({"prompt": "a", "enable_hr": true, "hr_upscaler": "Model"});
+    let (status, answer) = server.post("/sdapi/v1/txt2img", &ask);
+    assert!(
+        status == 400 && answer["error"].as_str().unwrap().starts_with("hires.upscaler: there is no"),
+        "{answer}"
+    );
+    let names = server.get("/sdapi/v1/latent-upscale-modes");
+    assert_eq!(names[0]["name"], "Latent");
+}
+
 /// Runs what docs/server.md shows, so that it stays true. The server of the examples is at port 1234.
 #[test]
 fn the_examples_of_the_documentation_work() {

@@ -39,7 +39,13 @@ impl Frame {
         let inside = InputImage { width: width as u32, height: height as u32, rgb: part(&image.rgb, 3) };
         let cover = InputMask { width: width as u32, height: height as u32, values: part(&mask, 1) };
         let (rgb, values) = (inside.stretched(to)?, cover.stretched(to)?);
+        let mut controls = request.controls.clone();
+        for control in &mut controls {
+            let part = InputImage { rgb: part(&control.image.covering([w, h])?, 3), ..inside.clone() };
+            control.image = InputImage { width: p.width, height: p.height, rgb: part.stretched(to)? };
+        }
         let request = ImageRequest {
+            controls,
             init_image: Some(InputImage { width: p.width, height: p.height, rgb }),
             mask: Some(InputMask { width: p.width, height: p.height, values }),
             ..request.clone()
