@@ -119,6 +119,7 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/v1/images/generations", post(openai::generations))
         .route("/sdapi/v1/txt2img", post(webui::txt2img))
         .route("/sdapi/v1/img2img", post(webui::img2img))
+        .route("/sdapi/v1/extra-single-image", post(webui::extra_single_image))
         .route("/sdapi/v1/progress", get(webui::progress))
         .route("/sdapi/v1/interrupt", post(webui::interrupt))
         .route("/sdapi/v1/samplers", get(webui::samplers))

@@ -5,7 +5,8 @@ use crate::fields::{picture_bytes, shortened};
 use crate::limits;
 use sd_io::Image;
 use sd_runtime::{
-    CancelToken, Engine, Error, GeneratedImage, ImageRequest, Observer, Parameters, PreviewPicture, Progress,
+    CancelToken, Engine, Error, GeneratedImage, ImageRequest, InputImage, Observer, Parameters, PreviewPicture,
+    Progress, UpscaleOptions,
 };
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -70,6 +71,8 @@ pub(crate) struct Picture {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) pictures: Vec<Picture>,
+    /// A picture that was made larger, a PNG file.
+    pub(crate) enlarged: Option<Vec<u8>>,
     pub(crate) warnings: Vec<String>,
     pub(crate) error: Option<Error>,
     /// When it began, in seconds since 1970.
@@ -90,9 +93,63 @@ pub(crate) struct Running {
     cancel: CancelToken,
 }
 
+/// What a client wants of the engine.
+pub(crate) enum Work {
+    Draw(Box<ImageRequest>),
+    Enlarge(Enlarge),
+}
+
+/// A picture that becomes larger.
+#[derive(Debug)]
+pub(crate) struct Enlarge {
+    pub(crate) image: InputImage,
+    /// Whether the engine's upscaler does it, before the picture is fitted to its size.
+    pub(crate) by_network: bool,
+    /// Width and height of the result.
+    pub(crate) size: [u32; 2],
+}
+
+impl From<ImageRequest> for Work {
+    fn from(request: ImageRequest) -> Work {
+        Work::Draw(Box::new(request))
+    }
+}
+
+impl Work {
+    /// Of the pictures that it brings along.
+    fn bytes(&self) -> usize {
+        match self {
+            Work::Draw(request) => picture_bytes(request),
+            Work::Enlarge(enlarge) => enlarge.image.rgb.len(),
+        }
+    }
+}
+
+impl Enlarge {
+    /// A PNG file of the result.
+    fn run(
+        &self,
+        engine: &mut Engine,
+        observer: &mut dyn Observer,
+        cancel: &CancelToken,
+    ) -> Result<Vec<u8>, Error> {
+        let [width, height] = self.size;
+        let mut image = self.image.clone();
+        if self.by_network {
+            let scale = engine.upscaler_scale().unwrap_or(1).max(1);
+            let wanted = f64::from(width) / f64::from(image.width.max(1));
+            let passes = if scale > 1 { wanted.log(f64::from(scale)).ceil().max(1.0) as u32 } else { 1 };
+            let options = UpscaleOptions { repeats: passes, ..UpscaleOptions::default() };
+            image = engine.upscale(&image, options, observer, cancel)?;
+        }
+        let image = image.fitted(width, height)?;
+        Image::new(image.width, image.height, image.rgb)?.to_png(None)
+    }
+}
+
 struct Job {
     id: u64,
-    request: ImageRequest,
+    work: Work,
     /// Of its pictures.
     bytes: usize,
     format: Format,
@@ -160,14 +217,15 @@ impl Queue {
     }
 
     /// Puts a request at the end.
-    pub(crate) fn submit(self: &Arc<Queue>, request: ImageRequest, format: Format) -> Result<Ticket, Refused> {
-        let bytes = picture_bytes(&request);
+    pub(crate) fn submit(self: &Arc<Queue>, work: impl Into<Work>, format: Format) -> Result<Ticket, Refused> {
+        let work = work.into();
+        let bytes = work.bytes();
         let mut state = self.state();
         state.takes(bytes)?;
         state.submitted += 1;
         let (id, cancel) = (state.submitted, CancelToken::new());
         let (answer, outcome) = oneshot::channel();
-        state.waiting.push_back(Job { id, request, bytes, format, cancel: cancel.clone(), answer });
+        state.waiting.push_back(Job { id, work, bytes, format, cancel: cancel.clone(), answer });
         drop(state);
         self.wake.notify_one();
         Ok(Ticket { queue: self.clone(), id, cancel, outcome })
@@ -224,7 +282,14 @@ impl Queue {
             let mut watcher =
                 Watcher { queue: self, format: job.format, cancel: &job.cancel, outcome: &mut outcome };
             // A bug of one request must not end the service of the others.
-            let run = catch_unwind(AssertUnwindSafe(|| engine.generate(&job.request, &mut watcher, &job.cancel)));
+            let run = catch_unwind(AssertUnwindSafe(|| match &job.work {
+                Work::Draw(request) => engine.generate_each(request, &mut watcher, &job.cancel),
+                Work::Enlarge(enlarge) => {
+                    let file = enlarge.run(engine, &mut watcher, &job.cancel)?;
+                    watcher.outcome.enlarged = Some(file);
+                    Ok(())
+                }
+            }));
             let error = match run {
                 Ok(result) => result.err(),
                 Err(_) => {
@@ -369,7 +434,7 @@ mod tests {
         let job = queue.next().unwrap();
         assert_eq!((queue.takes(5), queue.takes(6)), (Ok(()), Err(Refused::Full)), "running, {} counts", job.id);
         let request = ImageRequest {
-            ref_images: vec![sd_runtime::InputImage { width: 2, height: 1, rgb: vec![0; 6] }],
+            ref_images: vec![InputImage { width: 2, height: 1, rgb: vec![0; 6] }],
             mask: Some(sd_runtime::InputMask { width: 1, height: 1, values: vec![0] }),
             ..ImageRequest::default()
         };

@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
 use crate::larger;
 use crate::limits;
-use crate::queue::Format;
+use crate::queue::{Enlarge, Format, Work};
 use crate::{named, native};
 use axum::Json;
 use axum::body::Body;
@@ -230,6 +230,55 @@ fn read_picture(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<Str
     Ok((request, warnings))
 }
 
+/// A larger picture of one that the request brings along.
+pub(crate) async fn extra_single_image(State(app): State<Arc<App>>, request: Body) -> Answer {
+    let (enlarge, warnings) = app::read(&app, request, |_, body| read_extra(&mut Fields::parse(body)?)).await?;
+    let ticket = app.queue.submit(Work::Enlarge(enlarge), Format::Png)?;
+    let outcome = ticket.outcome().await.ok_or_else(Failure::stopping)?;
+    match (outcome.enlarged, outcome.error) {
+        (Some(file), None) => Ok(Json(json!({"image": base64(&file), "html_info": "", "warnings": warnings}))),
+        (_, Some(e)) => Err(Failure::from(&e)),
+        (None, None) => Err(Failure::stopping()),
+    }
+}
+
+fn read_extra(fields: &mut Fields) -> Result<(Enlarge, Vec<String>), Failure> {
+    let image = fields.picture("image")?.ok_or_else(|| Failure::bad("image: want a picture to make larger"))?;
+    let name = fields.text("upscaler_1")?.unwrap_or_else(|| "None".to_owned());
+    let by = fields.number("upscaling_resize")?.unwrap_or(2.0);
+    let size = [
+        fields.small("upscaling_resize_w", 0, limits::SIDE)?,
+        fields.small("upscaling_resize_h", 0, limits::SIDE)?,
+    ];
+    // 0 is by a factor, 1 to a size.
+    let to_size = fields.small("resize_mode", 0, 1)? == Some(1);
+    fields.ignore(&["upscaling_crop", "show_extras_results", "upscale_first", "extras_upscaler_2_visibility"]);
+    fields.unsupported(&["upscaler_2", "gfpgan_visibility", "codeformer_visibility", "codeformer_weight"])?;
+    let own = [image.width, image.height];
+    if !(by > 0.0 && by <= 8.0) {
+        return Err(Failure::bad(format!("upscaling_resize: want a number above 0 and at most 8, got {by}")));
+    }
+    let size = match (name.as_str(), to_size, size) {
+        ("None", ..) => own,
+        (_, true, [Some(width), Some(height)]) if width > 0 && height > 0 => [width, height],
+        (_, true, _) => return Err(Failure::bad("upscaling_resize_w, upscaling_resize_h: want a size")),
+        (_, false, _) => own.map(|side| (f64::from(side) * f64::from(by)).round().max(1.0) as u32),
+    };
+    if u64::from(size[0]) * u64::from(size[1]) > limits::PICTURE_PIXELS {
+        let (most, [width, height]) = (limits::PICTURE_PIXELS, size);
+        return Err(Failure::bad(format!("upscaling_resize: want at most {most} pixels, got {width}x{height}")));
+    }
+    let by_network = match name.as_str() {
+        "None" | "Lanczos" => false,
+        "Model" => true,
+        other => {
+            let other = shortened(other);
+            return Err(Failure::bad(format!("upscaler_1: no {other:?} (one of None, Lanczos, Model)")));
+        }
+    };
+    Ok((Enlarge { image, by_network, size }, fields.unknown()))
+}
+
 /// How far the mask is blurred: `mask_blur`, or the larger of its values for the two directions.
 fn mask_blur(fields: &mut Fields) -> Result<u32, Failure> {
     const MOST: u32 = 64;
@@ -294,7 +343,7 @@ pub(crate) async fn schedulers() -> Json<Value> {
 
 /// Names of upscalers of pictures.
 pub(crate) async fn upscalers() -> Json<Value> {
-    let names = ["None", "Lanczos", "Nearest", "Model"];
+    let names = ["None", "Lanczos", "Model"];
     Json(names.map(|name| json!({"name": name, "model_name": null, "model_path": null, "model_url": null, "scale": null})).to_vec().into())
 }
 
@@ -407,6 +456,34 @@ mod tests {
         assert_eq!((r.mask_blur, r.only_masked), (0, false), "without a mask they mean nothing");
         let e = read(json!({"resize_mode": 4})).unwrap_err();
         assert_eq!(e.message(), "resize_mode: want a whole number from 0 to 3, got 4");
+    }
+
+    #[test]
+    fn pictures_become_larger_by_a_factor_or_to_a_size() {
+        let file = base64(&sd_io::Image::new(16, 8, vec![0; 16 * 8 * 3]).unwrap().to_png(None).unwrap());
+        let read = |extra: Value| {
+            let mut json = json!({"image": file});
+            json.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            read_extra(&mut Fields::parse(json.to_string().as_bytes()).unwrap())
+                .map(|(e, _)| (e.by_network, e.size))
+        };
+        assert_eq!(read(json!({"upscaling_resize": 3})).unwrap(), (false, [16, 8]));
+        assert_eq!(read(json!({"upscaler_1": "Lanczos", "upscaling_resize": 1.5})).unwrap(), (false, [24, 12]));
+        let size =
+            json!({"upscaler_1": "Model", "resize_mode": 1, "upscaling_resize_w": 30, "upscaling_resize_h": 20});
+        assert_eq!(read(size).unwrap(), (true, [30, 20]));
+        for (asks, want) in [
+            (json!({"upscaler_1": "4x"}), "upscaler_1: no \"4x\""),
+            (json!({"upscaling_resize": 9}), "upscaling_resize: want a number"),
+            (json!({"gfpgan_visibility": 1}), "gfpgan_visibility: not supported yet"),
+            (
+                json!({"upscaler_1": "Model", "resize_mode": 1}),
+                "upscaling_resize_w, upscaling_resize_h: want a size",
+            ),
+        ] {
+            let e = read(asks.clone()).unwrap_err();
+            assert!(e.message().starts_with(want), "{asks}: {}", e.message());
+        }
     }
 
     #[test]

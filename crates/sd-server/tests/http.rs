@@ -451,6 +451,12 @@ fn second_passes_and_masks() {
         status == 400 && answer["error"].as_str().unwrap().starts_with("hires.upscaler: there is no"),
         "{answer}"
     );
+    let ask = json!({"image": picture, "upscaler_1": "Lanczos", "upscaling_resize": 2});
+    let (status, answer) = server.post("/sdapi/v1/extra-single-image", &ask);
+    assert_eq!((status, png_size(&decoded(&answer["image"]))), (200, (192, 192)), "{answer}");
+    let ask = json!({"image": picture, "upscaler_1": "Model", "upscaling_resize": 2});
+    let (status, answer) = server.post("/sdapi/v1/extra-single-image", &ask);
+    assert!(status == 400 && answer["error"].as_str().unwrap().starts_with("upscale: there is no"), "{answer}");
     let names = server.get("/sdapi/v1/latent-upscale-modes");
     assert_eq!(names[0]["name"], "Latent");
 }

@@ -22,11 +22,12 @@ use sd_models::{Files, Info, Model, Part, VaeFormat};
 use crate::files::ModelFiles;
 use crate::generate::{self, Models, Networks, Watch};
 use crate::guidance::Prediction;
+use crate::input::InputImage;
 use crate::observer::Observer;
 use crate::preview::PreviewMode;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
 use crate::resolve::Given;
-use crate::upscale::Upscaler;
+use crate::upscale::{UpscaleOptions, Upscaler};
 pub use adapters::LoraMode;
 use networks::{Loaded, Options};
 
@@ -504,6 +505,28 @@ impl Engine {
     /// [`EngineBuilder::collect_importance`] was not asked for it. Nothing is collected of a refiner.
     pub fn importance(&self) -> Option<&Importance> {
         self.networks.importance()
+    }
+
+    /// Makes a picture larger with the engine's upscaler. `cancel` stops it within one operation of the network.
+    ///
+    /// # Errors
+    /// There is no upscaler, or as for [`Upscaler::upscale`].
+    pub fn upscale(
+        &mut self,
+        image: &InputImage,
+        options: UpscaleOptions,
+        observer: &mut dyn Observer,
+        cancel: &CancelToken,
+    ) -> Result<InputImage> {
+        let upscaler = self.upscaler.as_mut().ok_or_else(|| {
+            Error::request("upscale: there is no upscaler").hint("give the file of one with --upscale-model")
+        })?;
+        upscaler.upscale(image, options, [false; 2], observer, cancel)
+    }
+
+    /// How many times larger the engine's upscaler makes a picture, if there is one.
+    pub fn upscaler_scale(&self) -> Option<u32> {
+        self.upscaler.as_ref().map(Upscaler::scale)
     }
 
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.
