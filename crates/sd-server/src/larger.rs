@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::fields::Fields;
 use crate::limits;
-use sd_runtime::{Hires, HiresUpscaler, ImageRequest, MAX_SIDE, MAX_UPSCALE_REPEATS, VaeTiling};
+use sd_runtime::{Hires, HiresUpscaler, ImageRequest, MAX_SIDE, VaeTiling};
 
 /// A second pass by the fields of A1111's web UI, if it is switched on. `strength` is its `denoising_strength`.
 pub(crate) fn second_pass(fields: &mut Fields, strength: Option<f32>) -> Result<Option<Hires>, Failure> {
@@ -60,7 +60,7 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         Some(_) => Err("want Model, which is the server's --upscale-model".to_owned()),
     })?;
     let mut upscale = request.upscale.unwrap_or_default();
-    upscale.repeats = fields.small("upscale_repeats", 1, MAX_UPSCALE_REPEATS)?.unwrap_or(upscale.repeats);
+    upscale.repeats = fields.small("upscale_repeats", 1, limits::UPSCALES)?.unwrap_or(upscale.repeats);
     upscale.tile = fields.small("upscale_tile_size", 1, MAX_SIDE)?.unwrap_or(upscale.tile);
     if let Some(on) = chosen {
         request.upscale = on.then_some(upscale);

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(crate) const IMAGES: u32 = 8;
 /// The most sampler steps.
 pub(crate) const STEPS: u32 = 150;
+/// The most times that results go through an upscaler.
+pub(crate) const UPSCALES: u32 = 2;
 /// The longest side in pixels.
 pub(crate) const SIDE: u32 = 4096;
 /// The most bytes of a body, which may hold pictures.
