@@ -76,6 +76,7 @@ pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
         mask_padding: pictures.inpaint_only_masked.then_some(pictures.inpaint_padding),
         preview: args.preview.preview(),
         hires: args.hires.hires(),
+        cache: args.cache.step_cache()?,
         vae_tiling: args.larger.vae_tiling(),
         upscale: args.model.upscale_model.is_some().then(|| upscale(args)),
         loras: Vec::new(),
@@ -99,7 +100,10 @@ fn controls(args: &Args) -> Result<Vec<ControlChoice>> {
     if let Some((option, count)) = given.into_iter().find(|(_, count)| *count > 1 && *count != nets) {
         bail!("{option}: given {count} times for {nets} of --control-net, want one for each or one for all");
     }
-    let Some(first) = pictures.control_image.first() else { return Ok(Vec::new()) };
+    let Some(first) = pictures.control_image.first() else {
+        warn!("--control-net: there is no --control-image to follow, so it has no effect");
+        return Ok(Vec::new());
+    };
     let mut out = Vec::new();
     for i in 0..nets {
         let path = pictures.control_image.get(i).unwrap_or(first);

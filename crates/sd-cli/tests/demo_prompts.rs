@@ -5,7 +5,10 @@ mod judge;
 mod support;
 
 use judge::{PALETTE, SHAPES, Seen, look};
-use sd_runtime::{CancelToken, DType, Engine, EngineBuilder, ImageRequest, SamplerKind};
+use sd_runtime::{
+    CacheMode, CancelToken, DType, Engine, EngineBuilder, ImageRequest, Observer, SamplerKind, SchedulerKind,
+    StepCache,
+};
 
 const POSITIONS: [(&str, &str); 9] = [
     ("center", "in the center"),
@@ -82,6 +85,73 @@ fn pictures_show_what_the_prompt_says() {
 #[test]
 fn pictures_show_it_with_q8_0_weights_too() {
     check(Engine::builder().weight_type(DType::Q8_0), 85);
+}
+
+/// Draws every fifth case and returns those that show something else, of how many.
+fn wrong_of_few(engine: &mut Engine, request: &ImageRequest, observer: &mut dyn Observer) -> (Vec<String>, usize) {
+    let few: Vec<(String, Seen)> = cases().into_iter().step_by(5).take(7).collect();
+    let mut wrong = Vec::new();
+    for (prompt, want) in &few {
+        let request = ImageRequest { prompt: prompt.clone(), steps: Some(20), ..request.clone() };
+        let image = engine.generate(&request, observer, &CancelToken::new()).unwrap().remove(0);
+        let seen = look(image.width as usize, image.height as usize, &image.rgb);
+        if seen.as_ref() != Some(want) {
+            wrong.push(format!("{prompt}: {seen:?}"));
+        }
+    }
+    (wrong, few.len())
+}
+
+/// Samplers that extrapolate from earlier steps, for which those of the default schedule are too far apart.
+const KARRAS: &[SamplerKind] =
+    &[SamplerKind::Ipndm, SamplerKind::IpndmV, SamplerKind::Lms, SamplerKind::DpmPp2mSde, SamplerKind::DpmPp3mSde];
+/// CFG++ follows the prompt at scales where plain guidance does little (Chung et al. 2024).
+const CFG_PP: f32 = 2.0;
+
+#[test]
+fn every_sampler_draws_what_the_prompt_says() {
+    let mut engine = Engine::builder().model(support::DEMO).threads(1).build().unwrap();
+    let mut failed = Vec::new();
+    for name in SamplerKind::names() {
+        let sampler: SamplerKind = name.parse().unwrap();
+        let request = ImageRequest {
+            sampler: Some(sampler),
+            scheduler: KARRAS.contains(&sampler).then_some(SchedulerKind::Karras),
+            cfg_scale: sampler.uses_base().then_some(CFG_PP),
+            ..Default::default()
+        };
+        let (wrong, all) = wrong_of_few(&mut engine, &request, &mut ());
+        if 100 * (all - wrong.len()) < 85 * all {
+            failed.push(format!("{name}: {} of {all} are wrong:\n{}", wrong.len(), wrong.join("\n")));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Evaluations that were computed, and all.
+#[derive(Default)]
+struct Saved(usize, usize);
+
+impl Observer for Saved {
+    fn computed(&mut self, _image: usize, computed: usize, evaluations: usize) {
+        *self = Saved(self.0 + computed, self.1 + evaluations);
+    }
+}
+
+/// The most evaluations, in percent, that each mode computes by its defaults.
+#[test]
+fn step_caches_draw_what_the_prompt_says() {
+    let mut engine = Engine::builder().model(support::DEMO).threads(1).build().unwrap();
+    for (mode, most) in [(CacheMode::EasyCache, 50), (CacheMode::UCache, 50), (CacheMode::Spectrum, 60)] {
+        let sampler = Some(SamplerKind::Euler);
+        let request = ImageRequest { sampler, cache: Some(StepCache::new(mode)), ..Default::default() };
+        let mut saved = Saved::default();
+        let (wrong, all) = wrong_of_few(&mut engine, &request, &mut saved);
+        let Saved(computed, evaluations) = saved;
+        assert!(100 * (all - wrong.len()) >= 85 * all, "{mode}: {}", wrong.join("\n"));
+        assert_eq!(evaluations, 20 * all);
+        assert!(100 * computed <= most * evaluations, "{mode} computed {computed} of {evaluations}");
+    }
 }
 
 #[test]

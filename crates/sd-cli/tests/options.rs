@@ -82,6 +82,11 @@ const REFUSED: &[(&[&str], &[&str])] = &[
     (&["--ref-image-args", "ref_index_mode=up"], &["--ref-image-args", "up", "increase"]),
     (&["--refiner", "none.safetensors"], &["refiner", "none.safetensors"]),
     (&["--control-net", "none.safetensors"], &["none.safetensors"]),
+    (&["--cache-mode", "easycach"], &["--cache-mode", "did you mean easycache?", "spectrum"]),
+    (&["--cache-mode", "ucache", "--cache-option", "Fn=1"], &["cache_option: ucache has no \"Fn\""]),
+    (&["--cache-option", "x=1"], &["--cache-option: there is no --cache-mode"]),
+    (&["--scm-mask", "1,2"], &["--scm-mask", "neither 1 nor 0"]),
+    (&["--scm-policy", "x"], &["--scm-policy", "dynamic or static"]),
     (&["--control-end", "1.5"], &["--control-end", "0 to 1"]),
     (
         &["--control-net", "a", "--control-image", "a", "--control-strength", "1", "--control-strength", "2"],

@@ -12,7 +12,7 @@ use crate::adapter::embedding::Embeddings;
 use crate::component::Component;
 use crate::conditioning::{self, Conditioning, Prompt, Run, Sizes, TextEncoder, TextRecipe};
 use crate::detect::{Kind, detect};
-use crate::diffusion::{Evaluation, Facts, Given, Network};
+use crate::diffusion::{Evaluation, Facts, Given, Network, Stretch};
 use crate::family::{Family, Info, Latent, Noise, Prediction, VaeFormat};
 use crate::markers;
 use crate::names::{Part, part_of};
@@ -242,7 +242,7 @@ impl Model {
     /// The prediction `[b, c, h, w]` for `x [b, c, h, w]`, `timesteps [b]`, `context [b, t, k]`, and as the network reads
     /// them `vector [b, v]`, `guidance [b]`, `joined [b, k, h, w]`, `reference.0`, … `[b, c, h_i, w_i]`, the
     /// [`Model::tables`], and the residuals of a [ControlNet](crate::adapter::controlnet) or the sum of several. `h` and `w`
-    /// are those of the latent.
+    /// are those of the latent. A [`Stretch`] has other results.
     ///
     /// # Errors
     /// The network cannot halve `h` or `w` as often as it does, it takes no references, a block cannot be skipped, or a
@@ -260,8 +260,11 @@ impl Model {
         }
         let g = Graph::new();
         let given = Given::declare(&g, &facts, e)?;
-        let y = self.network.build(&g, self.component(Part::Diffusion)?.scope(), &given, e)?;
-        g.finish(&[y])
+        let w = self.component(Part::Diffusion)?.scope();
+        match e.stretch {
+            Stretch::All => g.finish(&[self.network.build(&g, w, &given, e)?]),
+            _ => g.finish(&self.network.build_stretch(&g, w, &given, e)?),
+        }
     }
 
     /// Inputs of [`Model::diffusion_program`] that follow from the evaluation alone, by name, such as rotary tables.

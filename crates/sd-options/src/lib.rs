@@ -2,7 +2,9 @@
 //! `ARCHITECTURE.md` says why this is a crate.
 #![forbid(unsafe_code)]
 
+mod cache;
 mod model;
 pub mod value;
 
+pub use cache::{CacheArgs, mask};
 pub use model::ModelOptions;

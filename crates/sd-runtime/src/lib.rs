@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cache;
 mod canny;
 mod convert;
 mod engine;
@@ -38,6 +39,7 @@ mod testing;
 mod tiling;
 mod upscale;
 
+pub use cache::{CacheMode, StepCache};
 pub use convert::{Choice, Conversion, Converted, TypeRules};
 pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo};
 pub use files::ModelFiles;

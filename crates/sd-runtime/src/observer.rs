@@ -89,6 +89,10 @@ pub trait Observer {
     /// A preview that the request wants is there.
     fn preview(&mut self, _picture: PreviewPicture<'_>) {}
 
+    /// Of so many evaluations of the network for an image, that many were computed: with a step cache, when the steps are
+    /// done. An evaluation is one for all conditions; most samplers take one for each step.
+    fn computed(&mut self, _image: usize, _computed: usize, _evaluations: usize) {}
+
     /// An image is finished; `index` counts from 0.
     fn image(&mut self, _index: usize, _image: &GeneratedImage) {}
 }

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use sd_core::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::cache::StepCache;
 use crate::hires::Hires;
 use crate::request::{LoraChoice, ReferenceIndex, SkipLayers};
 use crate::rng::RngKind;
@@ -84,6 +85,8 @@ pub struct Parameters {
     pub extra_sample_args: String,
     /// LoRAs that the request named beside the prompt.
     pub loras: Vec<LoraChoice>,
+    /// How steps were left out.
+    pub cache: Option<StepCache>,
     /// ControlNets that it followed.
     pub controls: Vec<UsedControlNet>,
 }
@@ -221,6 +224,13 @@ impl Parameters {
             add("SLG start", Some(slg.start.to_string()));
             add("SLG end", Some(slg.end.to_string()));
         }
+        if let Some(cache) = &self.cache {
+            add("Cache mode", Some(cache.mode.to_string()));
+            add("Cache option", Some(cache.option.clone()));
+            let mask: Vec<u8> = cache.scm_mask.iter().copied().map(u8::from).collect();
+            add("SCM mask", Some(list(&mask)));
+            add("SCM policy", cache.scm_static.then(|| "static".to_owned()));
+        }
         add("Extra sample args", Some(self.extra_sample_args.clone()));
         let tiling = match (self.circular_x, self.circular_y) {
             (true, true) => Some("True"),
@@ -304,6 +314,7 @@ mod tests {
             upscale: None,
             extra_sample_args: String::new(),
             loras: Vec::new(),
+            cache: None,
             controls: Vec::new(),
         }
     }

@@ -5,6 +5,7 @@ use std::fmt;
 use sd_models::ReferencePlan;
 use serde::{Deserialize, Serialize};
 
+use crate::cache::StepCache;
 use crate::hires::Hires;
 use crate::input::{InputImage, InputMask};
 use crate::names::named;
@@ -126,6 +127,8 @@ pub struct ImageRequest {
     pub vae_tiling: Option<VaeTiling>,
     /// Makes the pictures larger with the engine's upscaler.
     pub upscale: Option<UpscaleOptions>,
+    /// Leaves steps out by what earlier ones gave. By default every step is computed.
+    pub cache: Option<StepCache>,
     /// Adapters beside those that the prompt's `<lora:name:strength>` name.
     pub loras: Vec<LoraChoice>,
 }

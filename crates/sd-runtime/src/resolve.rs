@@ -4,6 +4,7 @@ use sd_core::{Error, Result};
 use sd_models::Joined;
 use sd_models::adapter::tags::{self, Tag, Tagged};
 
+use crate::cache::{CacheMode, CacheOptions, StepCache};
 use crate::generate::{Facts, Levels};
 use crate::hires::{Hires, HiresUpscaler};
 use crate::input::InputImage;
@@ -12,7 +13,7 @@ use crate::request::{
     ControlChoice, Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS, MAX_PROMPT,
     MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
 };
-use crate::sampler::SampleOptions;
+use crate::sampler::{SampleOptions, SamplerKind};
 use crate::schedule::SchedulerKind;
 use crate::upscale::{UpscaleOptions, Upscaler};
 
@@ -141,6 +142,7 @@ impl ImageRequest {
             let why = format!("a cfg_scale of {cfg_scale} reads no negative prompt to leave blocks out of");
             warnings.push(format!("slg_uncond: {why}, so slg has no effect"));
         }
+        let cache = self.step_cache(facts, sampler, &mut warnings)?;
         let controls = self.used_controls(given)?;
         let first = Parameters {
             prompt: self.prompt.clone(),
@@ -183,10 +185,37 @@ impl ImageRequest {
             upscale: self.upscaled(given, [width, height])?,
             extra_sample_args: self.extra_sample_args.clone(),
             loras: self.loras.clone(),
+            cache,
             controls: controls.iter().map(|c| c.1.clone()).collect(),
         };
         let controls = controls.into_iter().map(|c| c.0).collect();
         Ok(Resolved { first, batch_count, warnings, prompt, loras, controls })
+    }
+
+    /// How steps are left out; `None` with a warning where the mode cannot serve the model.
+    fn step_cache(
+        &self,
+        facts: &Facts,
+        sampler: SamplerKind,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<StepCache>> {
+        let Some(cache) = &self.cache else { return Ok(None) };
+        CacheOptions::new(cache)?;
+        let (mode, family) = (cache.mode, facts.family);
+        if mode.is_of_blocks() && facts.blocks == 0 {
+            warnings.push(format!(
+                "cache_mode: {mode} leaves out blocks of transformers, and {family} is a UNet, for which there are \
+                 easycache, ucache and spectrum; every step is computed"
+            ));
+            return Ok(None);
+        }
+        if mode == CacheMode::Spectrum && sampler.uses_base() {
+            warnings.push(format!(
+                "cache_mode: {mode} forecasts no estimate without guidance, which {sampler} reads; every step is computed"
+            ));
+            return Ok(None);
+        }
+        Ok(Some(cache.clone()))
     }
 
     /// Which of the engine's ControlNets each control means.

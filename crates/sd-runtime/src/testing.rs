@@ -25,14 +25,17 @@ impl Fixture {
         serde_json::from_str(self.header["__metadata__"][key].as_str().unwrap()).unwrap()
     }
 
-    /// A tensor of bytes.
-    pub(crate) fn u8s(&self, name: &str) -> &[u8] {
-        self.elements(name, "U8")
-    }
-
-    /// A tensor of f32.
+    /// The elements of a tensor.
     pub(crate) fn f32s(&self, name: &str) -> Vec<f32> {
         self.elements(name, "F32").as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    pub(crate) fn f64s(&self, name: &str) -> Vec<f64> {
+        self.elements(name, "F64").as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+    }
+
+    pub(crate) fn u8s(&self, name: &str) -> &[u8] {
+        self.elements(name, "U8")
     }
 
     fn elements(&self, name: &str, dtype: &str) -> &[u8] {

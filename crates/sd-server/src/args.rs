@@ -1,8 +1,8 @@
 //! The command line. `docs/server.md` describes it for users.
 
 use clap::{ArgAction, Parser};
-use sd_options::ModelOptions;
 use sd_options::value::{log_level, named};
+use sd_options::{CacheArgs, ModelOptions};
 use sd_runtime::{
     Engine, ImageRequest, MAX_SIDE, Preview, PreviewMode, Result, RngKind, SamplerKind, SchedulerKind,
 };
@@ -50,6 +50,8 @@ pub(crate) struct Args {
     pub(crate) lora_model_dir: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
+    #[command(flatten)]
+    cache: CacheArgs,
 }
 
 /// What requests start from.
@@ -92,9 +94,13 @@ impl Args {
     }
 
     /// What a request asks for where it is silent.
-    pub(crate) fn defaults(&self) -> ImageRequest {
+    ///
+    /// # Errors
+    /// Options that belong together are not.
+    pub(crate) fn defaults(&self) -> Result<ImageRequest> {
         let d = &self.defaults;
-        ImageRequest {
+        Ok(ImageRequest {
+            cache: self.cache.step_cache()?,
             width: d.width.map(crate::limits::whole_blocks),
             height: d.height.map(crate::limits::whole_blocks),
             steps: d.steps,
@@ -106,7 +112,7 @@ impl Args {
             preview: d.preview.map(|mode| Preview { mode, interval: 1, noisy: false }),
             seed: Some(-1),
             ..ImageRequest::default()
-        }
+        })
     }
 
     /// Opens the model.

@@ -76,7 +76,7 @@ async fn serve(args: &Args) -> Result<()> {
         queue: queue.clone(),
         jobs: Jobs::default(),
         model,
-        defaults: args.defaults(),
+        defaults: args.defaults()?,
         page: args.serve_html_path.clone(),
         loras: args.lora_model_dir.clone(),
         reading: Arc::default(),

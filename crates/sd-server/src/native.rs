@@ -13,7 +13,7 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use sd_runtime::{ImageRequest, InputMask, LoraChoice, ReferenceIndex};
+use sd_runtime::{CacheMode, ImageRequest, InputMask, LoraChoice, ReferenceIndex, StepCache};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ const KEPT_BYTES: usize = 256 << 20;
 const KEPT_IDS: usize = 1024;
 
 /// Fields that cannot be followed yet, unless they ask for nothing.
-const UNSUPPORTED: &[&str] = &["ip_adapter_image", "scm_mask", "cache_option", "ad_model"];
+const UNSUPPORTED: &[&str] = &["ip_adapter_image", "ad_model"];
 
 /// Fields of what is not there, or of what is off.
 const IGNORED: &[&str] = &[
@@ -42,7 +42,6 @@ const IGNORED: &[&str] = &[
     "ad_prompt",
     "ad_negative_prompt",
     "extra_ad_args",
-    "scm_policy_dynamic",
     "high_noise_sample_params",
 ];
 
@@ -275,13 +274,30 @@ pub(crate) fn apply(fields: &mut Fields, request: &mut ImageRequest) -> Result<V
         request.ref_index = ReferenceIndex::Increase;
     }
     warnings.extend(larger::apply(fields, request)?);
-    fields.choice(
-        "cache_mode",
-        |mode| if mode == "disabled" { Ok(()) } else { Err("not supported yet".to_owned()) },
-    )?;
+    cache(fields, request)?;
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);
     Ok(warnings)
+}
+
+/// Takes which steps are left out. `disabled` computes all, an empty mode leaves it to the server's own options.
+fn cache(fields: &mut Fields, request: &mut ImageRequest) -> Result<(), Failure> {
+    let mode = fields.choice("cache_mode", |mode| match mode {
+        "disabled" => Ok(None),
+        mode => sd_options::value::named::<CacheMode>(mode).map(Some),
+    })?;
+    let option = fields.text("cache_option")?;
+    let mask = fields.choice("scm_mask", |text| sd_options::mask(text).map(|mask| mask.0))?;
+    let dynamic = fields.flag("scm_policy_dynamic")?;
+    if let Some(mode) = mode {
+        request.cache = mode.map(StepCache::new);
+    }
+    if let Some(cache) = &mut request.cache {
+        set(&mut cache.option, option.filter(|o| !o.is_empty()));
+        cache.scm_mask = mask.unwrap_or(std::mem::take(&mut cache.scm_mask));
+        cache.scm_static = dynamic.map_or(cache.scm_static, |dynamic| !dynamic);
+    }
+    Ok(())
 }
 
 /// Takes the list of LoRAs, which replaces the request's. Returns warnings.
@@ -355,7 +371,8 @@ mod tests {
             (r#"{"sample_params":{"sample_steps":0}}"#, "sample_params.sample_steps: "),
             (r#"{"sample_params":{"guidance":{"txt_cfg":"x"}}}"#, "sample_params.guidance.txt_cfg: "),
             (r#"{"hires":{"enabled":true,"steps":-1}}"#, "hires.steps: want a whole number"),
-            (r#"{"cache_mode":"easycache"}"#, "cache_mode: not supported yet"),
+            (r#"{"cache_mode":"easy"}"#, "cache_mode: no \"easy\""),
+            (r#"{"cache_mode":"dbcache","scm_mask":"1,2"}"#, "scm_mask: \"2\" is neither 1 nor 0"),
             (r#"{"lora":[{"multiplier":1}]}"#, "lora.path: want the path"),
             (r#"{"lora":[{"path":"x","multiplier":"y"}]}"#, "lora.multiplier: want a number, got a string"),
             (r#"{"lora":{"path":"x"}}"#, "lora: want a list of objects, got an object"),
@@ -402,6 +419,26 @@ mod tests {
             let e = read(json).unwrap_err();
             assert!(e.message().starts_with(want), "{json}: {}", e.message());
         }
+    }
+
+    #[test]
+    fn caches() {
+        let read = |json: &str, mut r: ImageRequest| {
+            apply(&mut Fields::parse(json.as_bytes()).unwrap(), &mut r).unwrap();
+            r.cache
+        };
+        let of = |mode| Some(StepCache::new(mode));
+        let json = r#"{"cache_mode":"dbcache","cache_option":"Fn=4","scm_mask":"1,0","scm_policy_dynamic":false}"#;
+        let want = StepCache {
+            option: "Fn=4".into(),
+            scm_mask: vec![true, false],
+            scm_static: true,
+            ..StepCache::new(CacheMode::DbCache)
+        };
+        assert_eq!(read(json, ImageRequest::default()), Some(want));
+        let started = ImageRequest { cache: of(CacheMode::UCache), ..ImageRequest::default() };
+        assert_eq!(read(r#"{"cache_mode":"","cache_option":""}"#, started.clone()), of(CacheMode::UCache));
+        assert_eq!(read(r#"{"cache_mode":"disabled"}"#, started), None);
     }
 
     #[test]

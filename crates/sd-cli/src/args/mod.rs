@@ -18,8 +18,8 @@ pub(crate) use mode::Mode;
 use mode::{mode, output};
 use pictures::{Pictures, Steps};
 use preview::PreviewOptions;
-use sd_options::ModelOptions;
 use sd_options::value::{log_level, named, not_negative, whole};
+use sd_options::{CacheArgs, ModelOptions};
 use sd_runtime::{MAX_BATCH, MAX_SIDE, MAX_STEPS, RngKind, SamplerKind, SchedulerKind};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -49,6 +49,8 @@ pub(crate) struct Args {
     pub(crate) generation: Generation,
     #[command(flatten)]
     pub(crate) steps: Steps,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     #[command(flatten)]
     pub(crate) pictures: Pictures,
     #[command(flatten)]

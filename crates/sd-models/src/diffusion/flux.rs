@@ -8,7 +8,7 @@
 use sd_core::{AttentionOptions, DType, Error, Graph, Result, RopeLayout, Scope, Tensor, Var, scope::Norm};
 
 use super::patches::{PATCH, pack, positions, unpack};
-use super::{Evaluation, Facts, Given, Network, may_skip, rope};
+use super::{Evaluation, Facts, Given, Network, Stretch, may_skip, rope};
 use crate::family::Joined;
 
 /// Of every norm.
@@ -131,6 +131,30 @@ impl Network for Config {
     }
 
     fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
+        let y = build(g, w, self, &self.inputs(g, given, e)?, &e.skip)?;
+        unpack(g, y, e.size[0], e.size[1])
+    }
+
+    fn build_stretch(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Vec<Var>> {
+        let inputs = self.inputs(g, given, e)?;
+        let mut out = build_stretch(g, w, self, &inputs, e)?;
+        if let (Stretch::Back(_), Some(y)) = (e.stretch, out.first_mut()) {
+            *y = unpack(g, *y, e.size[0], e.size[1])?;
+        }
+        Ok(out)
+    }
+
+    fn tables(&self, e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {
+        let positions = positions(e.tokens, e.size, &e.references, e.reference_plan);
+        let period = |axis: usize| e.circular[axis].then(|| e.size[axis].div_ceil(PATCH));
+        let tables = self.rope(&positions, [period(0), period(1)])?;
+        Ok(ROPE.into_iter().zip(tables).collect())
+    }
+}
+
+impl Config {
+    /// What [`build`] reads, of the inputs of an evaluation.
+    fn inputs(&self, g: &Graph, given: &Given, e: &Evaluation) -> Result<Inputs> {
         let x = g.concat(&[given.x].into_iter().chain(given.joined).collect::<Vec<_>>(), 1)?;
         let mut img = vec![pack(g, x)?];
         let [_, predicted, _] = g.dims(img[0])?;
@@ -140,7 +164,7 @@ impl Network for Config {
         let img = g.concat(&img, 1)?;
         let [_, t, _] = g.dims(img)?;
         let table = [e.tokens.saturating_add(t), self.axes.iter().sum::<usize>() / 2];
-        let inputs = Inputs {
+        Ok(Inputs {
             img,
             txt: given.context,
             timestep: given.timesteps,
@@ -148,16 +172,7 @@ impl Network for Config {
             guidance: given.guidance,
             rope: [g.input(ROPE[0], &table, DType::F32)?, g.input(ROPE[1], &table, DType::F32)?],
             predicted,
-        };
-        let y = build(g, w, self, &inputs, &e.skip)?;
-        unpack(g, y, e.size[0], e.size[1])
-    }
-
-    fn tables(&self, e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {
-        let positions = positions(e.tokens, e.size, &e.references, e.reference_plan);
-        let period = |axis: usize| e.circular[axis].then(|| e.size[axis].div_ceil(PATCH));
-        let tables = self.rope(&positions, [period(0), period(1)])?;
-        Ok(ROPE.into_iter().zip(tables).collect())
+        })
     }
 }
 
@@ -185,26 +200,105 @@ pub struct Inputs {
 /// # Errors
 /// A skipped block does not exist, guidance is given or missing where it should not be, or weights do not fit.
 pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, skip: &[usize]) -> Result<Var> {
-    may_skip(skip, cfg.blocks[0].saturating_add(cfg.blocks[1]))?;
-    let vec = embed(g, w, cfg, inputs)?; // [b, 1, c]
-    let cond = Cond { vec, rope: inputs.rope };
-    g.keep(&[vec, inputs.rope[0], inputs.rope[1]]);
-    let mut img = g.linear(&w.linear("img_in")?, inputs.img)?; // [b, t, c]
-    let mut txt = g.linear(&w.linear("txt_in")?, inputs.txt)?; // [b, n, c]
+    let blocks = cfg.blocks[0].saturating_add(cfg.blocks[1]);
+    may_skip(skip, blocks)?;
+    let cond = condition(g, w, cfg, inputs)?;
+    let state = enter(g, w, inputs)?;
+    let state = run(g, w, cfg, &cond, state, (0..blocks).filter(|i| !skip.contains(i)))?;
+    leave(g, w, inputs, state, &cond)
+}
 
-    for i in (0..cfg.blocks[0]).filter(|i| !skip.contains(i)) {
-        let w = w.at("double_blocks", i);
-        (img, txt) = double_block(g, &w, cfg, img, txt, &cond)?;
-        g.cut(&w, &[img, txt]);
+/// The results of [`Evaluation::stretch`]; the prediction is that of [`build`].
+fn build_stretch(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, e: &Evaluation) -> Result<Vec<Var>> {
+    let blocks = cfg.blocks[0].saturating_add(cfg.blocks[1]);
+    may_skip(&e.skip, blocks)?;
+    let cond = condition(g, w, cfg, inputs)?;
+    let entered = enter(g, w, inputs)?;
+    let ([b, n, _], [_, t, _]) = (g.dims(inputs.txt)?, g.dims(inputs.img)?);
+    let range = e.stretch.range(blocks);
+    let state = match e.stretch {
+        Stretch::All | Stretch::Front(_) => entered,
+        Stretch::Middle(_) | Stretch::Back(_) => {
+            let x = g.input("hidden", &[b, n.saturating_add(t), cfg.hidden], DType::F32)?;
+            let apart = range.start < cfg.blocks[0];
+            if apart { State::Apart([g.slice(x, 1, n, t)?, g.slice(x, 1, 0, n)?]) } else { State::Joined(x) }
+        }
+    };
+    if let (Stretch::Front(_), State::Apart([img, _])) = (e.stretch, entered) {
+        g.keep(&[img]);
     }
-    let [_, n, _] = g.dims(txt)?;
-    let mut x = g.concat(&[txt, img], 1)?; // [b, n + t, c]
-    for i in (0..cfg.blocks[1]).filter(|i| !skip.contains(&(cfg.blocks[0] + i))) {
-        let w = w.at("single_blocks", i);
-        x = single_block(g, &w, cfg, x, &cond)?;
-        g.cut(&w, &[x]);
+    let state = run(g, w, cfg, &cond, state, range.filter(|i| !e.skip.contains(i)))?;
+    match (e.stretch, entered) {
+        (Stretch::Front(_), State::Apart([before, _])) => {
+            let x = state.joined(g)?;
+            Ok(vec![x, g.sub(g.slice(x, 1, n, t)?, before)?])
+        }
+        (Stretch::Middle(_), _) => Ok(vec![state.joined(g)?]),
+        _ => Ok(vec![leave(g, w, inputs, state, &cond)?]),
     }
-    final_layer(g, &w.sub("final_layer"), g.slice(x, 1, n, inputs.predicted)?, vec)
+}
+
+/// What goes from block to block: picture `[b, t, c]` and text `[b, n, c]` as double blocks hold them, or text and picture
+/// `[b, n + t, c]`.
+#[derive(Clone, Copy)]
+enum State {
+    Apart([Var; 2]),
+    Joined(Var),
+}
+
+impl State {
+    fn joined(self, g: &Graph) -> Result<Var> {
+        match self {
+            State::Apart([img, txt]) => g.concat(&[txt, img], 1),
+            State::Joined(x) => Ok(x),
+        }
+    }
+}
+
+fn condition(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs) -> Result<Cond> {
+    let vec = embed(g, w, cfg, inputs)?; // [b, 1, c]
+    g.keep(&[vec, inputs.rope[0], inputs.rope[1]]);
+    Ok(Cond { vec, rope: inputs.rope })
+}
+
+fn enter(g: &Graph, w: &Scope, inputs: &Inputs) -> Result<State> {
+    let img = g.linear(&w.linear("img_in")?, inputs.img)?;
+    let txt = g.linear(&w.linear("txt_in")?, inputs.txt)?;
+    Ok(State::Apart([img, txt]))
+}
+
+/// Runs blocks, of which the double ones are counted first.
+fn run(
+    g: &Graph,
+    w: &Scope,
+    cfg: &Config,
+    cond: &Cond,
+    mut state: State,
+    blocks: impl Iterator<Item = usize>,
+) -> Result<State> {
+    for i in blocks {
+        state = match (i.checked_sub(cfg.blocks[0]), state) {
+            (None, State::Apart([img, txt])) => {
+                let w = w.at("double_blocks", i);
+                let (img, txt) = double_block(g, &w, cfg, img, txt, cond)?;
+                g.cut(&w, &[img, txt]);
+                State::Apart([img, txt])
+            }
+            (i, state) => {
+                let w = w.at("single_blocks", i.unwrap_or(0));
+                let x = single_block(g, &w, cfg, state.joined(g)?, cond)?;
+                g.cut(&w, &[x]);
+                State::Joined(x)
+            }
+        };
+    }
+    Ok(state)
+}
+
+fn leave(g: &Graph, w: &Scope, inputs: &Inputs, state: State, cond: &Cond) -> Result<Var> {
+    let [_, n, _] = g.dims(inputs.txt)?;
+    let x = g.slice(state.joined(g)?, 1, n, inputs.predicted)?;
+    final_layer(g, &w.sub("final_layer"), x, cond.vec)
 }
 
 /// Values every block reads. They stay live across all cuts.

@@ -6,10 +6,10 @@
 //! Picture and text have weights of their own and attend to each other in every block. The last block needs of the text
 //! its keys and values only.
 
-use sd_core::{AttentionOptions, Conv2dOptions, Error, Graph, Result, Scope, Var, scope::Norm, scope::Role};
+use sd_core::{AttentionOptions, Conv2dOptions, DType, Error, Graph, Result, Scope, Var, scope::Norm, scope::Role};
 
 use super::patches::{PATCH, unpack};
-use super::{Evaluation, Facts, Given, Network, may_skip};
+use super::{Evaluation, Facts, Given, Network, Stretch, may_skip};
 use crate::family::Joined;
 
 /// Of every norm.
@@ -95,19 +95,27 @@ impl Network for Config {
     }
 
     fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var> {
-        if e.circular != [false; 2] {
-            return Err(Error::unsupported(
-                "circular: the positions of SD 3 belong to places in a picture, which cannot repeat",
-            ));
-        }
-        let inputs = Inputs {
-            x: given.x,
-            context: given.context,
-            timestep: given.timesteps,
-            pooled: given.vector.ok_or_else(|| Error::internal("SD 3 without pooled text"))?,
-        };
-        build(g, w, self, &inputs, &e.skip)
+        build(g, w, self, &inputs(given, e)?, &e.skip)
     }
+
+    fn build_stretch(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Vec<Var>> {
+        build_stretch(g, w, self, &inputs(given, e)?, e)
+    }
+}
+
+/// What [`build`] reads, of the inputs of an evaluation.
+fn inputs(given: &Given, e: &Evaluation) -> Result<Inputs> {
+    if e.circular != [false; 2] {
+        return Err(Error::unsupported(
+            "circular: the positions of SD 3 belong to places in a picture, which cannot repeat",
+        ));
+    }
+    Ok(Inputs {
+        x: given.x,
+        context: given.context,
+        timestep: given.timesteps,
+        pooled: given.vector.ok_or_else(|| Error::internal("SD 3 without pooled text"))?,
+    })
 }
 
 /// What is evaluated.
@@ -130,22 +138,64 @@ pub struct Inputs {
 /// fit.
 pub fn build(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, skip: &[usize]) -> Result<Var> {
     may_skip(skip, cfg.blocks)?;
-    let [_, _, height, width] = g.dims(inputs.x)?;
-    let mut x = patches(g, w, cfg, inputs.x)?; // [b, t, c]
+    let x = patches(g, w, cfg, inputs.x)?; // [b, t, c]
     let vec = embed(g, w, cfg, inputs)?; // [b, 1, c]
     g.keep(&[vec]);
-    let mut context = g.linear(&w.linear("context_embedder")?, inputs.context)?; // [b, n, c]
+    let context = g.linear(&w.linear("context_embedder")?, inputs.context)?; // [b, n, c]
+    let (x, _) = run(g, w, cfg, vec, (x, context), (0..cfg.blocks).filter(|i| !skip.contains(i)))?;
+    leave(g, w, cfg, inputs, x, vec)
+}
 
-    for i in (0..cfg.blocks).filter(|i| !skip.contains(i)) {
+/// The results of [`Evaluation::stretch`]; the prediction is that of [`build`].
+fn build_stretch(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, e: &Evaluation) -> Result<Vec<Var>> {
+    may_skip(&e.skip, cfg.blocks)?;
+    let before = patches(g, w, cfg, inputs.x)?;
+    let vec = embed(g, w, cfg, inputs)?;
+    g.keep(&[vec]);
+    let ([b, n, _], [_, t, _]) = (g.dims(inputs.context)?, g.dims(before)?);
+    let state = match e.stretch {
+        Stretch::All | Stretch::Front(_) => {
+            g.keep(&[before]);
+            (before, g.linear(&w.linear("context_embedder")?, inputs.context)?)
+        }
+        Stretch::Middle(_) | Stretch::Back(_) => {
+            let x = g.input("hidden", &[b, n.saturating_add(t), cfg.hidden], DType::F32)?;
+            (g.slice(x, 1, n, t)?, g.slice(x, 1, 0, n)?)
+        }
+    };
+    let blocks = e.stretch.range(cfg.blocks).filter(|i| !e.skip.contains(i));
+    let (x, context) = run(g, w, cfg, vec, state, blocks)?;
+    match e.stretch {
+        Stretch::Front(_) => Ok(vec![g.concat(&[context, x], 1)?, g.sub(x, before)?]),
+        Stretch::Middle(_) => Ok(vec![g.concat(&[context, x], 1)?]),
+        Stretch::All | Stretch::Back(_) => Ok(vec![leave(g, w, cfg, inputs, x, vec)?]),
+    }
+}
+
+/// Runs blocks on picture `[b, t, c]` and text `[b, n, c]`. The last one leaves the text as it is, for nobody reads it.
+fn run(
+    g: &Graph,
+    w: &Scope,
+    cfg: &Config,
+    vec: Var,
+    (mut x, mut context): (Var, Var),
+    blocks: impl Iterator<Item = usize>,
+) -> Result<(Var, Var)> {
+    for i in blocks {
         let w = w.at("joint_blocks", i);
         if i + 1 < cfg.blocks {
             (x, context) = joint_block(g, &w, cfg, x, context, vec)?;
             g.cut(&w, &[x, context]);
         } else {
             x = last_block(g, &w, cfg, x, context, vec)?;
-            g.cut(&w, &[x]);
+            g.cut(&w, &[x, context]);
         }
     }
+    Ok((x, context))
+}
+
+fn leave(g: &Graph, w: &Scope, cfg: &Config, inputs: &Inputs, x: Var, vec: Var) -> Result<Var> {
+    let [_, _, height, width] = g.dims(inputs.x)?;
     let x = final_layer(g, &w.sub("final_layer"), cfg, x, vec)?; // [b, t, 4 z]
     unpack(g, x, height, width)
 }

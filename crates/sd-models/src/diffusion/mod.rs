@@ -8,6 +8,7 @@ mod tile;
 pub mod unet;
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use sd_core::{DType, Error, Graph, Result, Scope, Tensor, Var};
 
@@ -35,6 +36,36 @@ pub struct Evaluation {
     pub circular: [bool; 2],
     /// Whether `control.0`, …, the [residuals of ControlNets](crate::adapter::controlnet), are inputs.
     pub control: bool,
+    /// Which of the blocks that [`crate::Info::blocks`] counts are run.
+    pub stretch: Stretch,
+}
+
+/// A part of a network of `blocks` blocks. Between parts goes one value, `hidden [b, n + t, c]`: the states of the text's
+/// tokens, then those of the picture's. Run one after the other, parts give what the whole does, bit for bit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Stretch {
+    /// The whole network.
+    #[default]
+    All,
+    /// What comes before the blocks, and so many of them. Gives the hidden states, and how far those of the picture are
+    /// from what entered the first block, `[b, t, c]`.
+    Front(usize),
+    /// The blocks from the first of these up to the second, from the input `hidden` to the hidden states after them.
+    Middle([usize; 2]),
+    /// The blocks from this one on and what comes after them, from the input `hidden` to the prediction.
+    Back(usize),
+}
+
+impl Stretch {
+    /// The blocks of it, of so many.
+    fn range(self, blocks: usize) -> Range<usize> {
+        match self {
+            Stretch::All => 0..blocks,
+            Stretch::Front(end) => 0..end,
+            Stretch::Middle([start, end]) => start..end,
+            Stretch::Back(start) => start..blocks,
+        }
+    }
 }
 
 /// What a network is, read off its weights.
@@ -114,6 +145,11 @@ pub(crate) trait Network: Debug + Send + Sync {
 
     /// The prediction `[b, c, h, w]`. Tables are inputs that the network declares by the names of [`Network::tables`].
     fn build(&self, g: &Graph, w: &Scope, given: &Given, e: &Evaluation) -> Result<Var>;
+
+    /// The results of a [`Stretch`] that is not [`Stretch::All`].
+    fn build_stretch(&self, _g: &Graph, _w: &Scope, _given: &Given, _e: &Evaluation) -> Result<Vec<Var>> {
+        Err(Error::request("only the blocks of diffusion transformers are run in parts"))
+    }
 
     /// Inputs that follow from the evaluation alone, by name.
     fn tables(&self, _e: &Evaluation) -> Result<Vec<(&'static str, Tensor)>> {

@@ -1,14 +1,15 @@
 //! Evaluations of the diffusion network: branches that are alike run as one batch.
 
 use sd_core::{CancelToken, Error, Program, Result, Tensor};
-use sd_models::{Evaluation, Model, Part, Run};
+use sd_models::{Evaluation, Model, Part, Run, Stretch};
 
 use super::control::Control;
 use super::networks::{dims, only};
+use crate::cache::{BlockCache, Decision};
 use crate::generate::{Branch, Call};
 
 /// How many programs are kept: as many as a step may need.
-const KEPT: usize = 4;
+const KEPT: usize = 8;
 
 /// The programs of the diffusion network that were needed last, the latest at the end.
 #[derive(Default)]
@@ -25,14 +26,7 @@ struct Built {
 
 impl Evaluator {
     /// The prediction of each branch, in order.
-    pub(super) fn predict(
-        &mut self,
-        model: &Model,
-        run: &mut Run<'_>,
-        controls: &mut [Control],
-        call: &Call<'_>,
-        cancel: &CancelToken,
-    ) -> Result<Vec<Tensor>> {
+    pub(super) fn predict(&mut self, on: &mut On<'_>, call: &Call<'_>) -> Result<Vec<Tensor>> {
         let mut out: Vec<Option<Tensor>> = call.branches.iter().map(|_| None).collect();
         let evaluations: Vec<Evaluation> =
             call.branches.iter().map(|b| evaluation(call, b)).collect::<Result<_>>()?;
@@ -44,8 +38,7 @@ impl Evaluator {
                 call.branches.iter().enumerate().filter(|(i, _)| evaluations.get(*i) == Some(evaluation)).collect();
             let evaluation = Evaluation { batch: alike.len(), ..evaluation.clone() };
             let branches: Vec<&Branch<'_>> = alike.iter().map(|(_, b)| *b).collect();
-            let mut on = On { model, run, controls, cancel };
-            let results = self.run(&mut on, call, evaluation, &branches)?;
+            let results = self.run(on, call, evaluation, &branches)?;
             for ((at, _), result) in alike.iter().zip(results) {
                 if let Some(slot) = out.get_mut(*at) {
                     *slot = Some(result);
@@ -92,11 +85,56 @@ impl Evaluator {
         let added: Vec<(String, &Tensor)> =
             added.iter().enumerate().map(|(i, t)| (format!("control.{i}"), t)).collect();
         inputs.extend(added.iter().map(|(n, t)| (n.as_str(), *t)));
-        let built = self.built(on.model, evaluation)?;
-        inputs.extend(built.tables.iter().map(|(n, t)| (*n, t)));
-        let out = only((on.run)(Part::Diffusion, &built.program, &inputs)?)?;
+        let out = match on.blocks.take().filter(|_| evaluation.skip.is_empty()) {
+            Some(blocks) => {
+                let out = self.in_parts(on, &evaluation, &inputs, blocks);
+                on.blocks = Some(blocks);
+                only(out?)?
+            }
+            None => only(self.outputs(on, evaluation, &inputs)?)?,
+        };
         let [_, c, h, w] = dims(&out)?;
         out.values().chunks((c * h * w).max(1)).map(|part| Tensor::f32(&[1, c, h, w], part.to_vec())).collect()
+    }
+
+    /// The results of the program of an evaluation.
+    fn outputs(
+        &mut self,
+        on: &mut On<'_>,
+        evaluation: Evaluation,
+        inputs: &[(&str, &Tensor)],
+    ) -> Result<Vec<Tensor>> {
+        let built = self.built(on.model, evaluation)?;
+        let tables = built.tables.iter().map(|(n, t)| (*n, t));
+        let inputs: Vec<(&str, &Tensor)> = inputs.iter().copied().chain(tables).collect();
+        (on.run)(Part::Diffusion, &built.program, &inputs)
+    }
+
+    /// The same by the first blocks, the middle ones unless the cache has what they add, and the last ones.
+    fn in_parts(
+        &mut self,
+        on: &mut On<'_>,
+        e: &Evaluation,
+        inputs: &[(&str, &Tensor)],
+        cache: &mut BlockCache,
+    ) -> Result<Vec<Tensor>> {
+        let [front, middle, back] = cache.stretches();
+        let mut stretch = |stretch: Stretch, hidden: Option<&Tensor>| {
+            let inputs: Vec<_> = inputs.iter().copied().chain(hidden.map(|h| ("hidden", h))).collect();
+            self.outputs(on, Evaluation { stretch, ..e.clone() }, &inputs)
+        };
+        let [mut hidden, change]: [Tensor; 2] = stretch(front, None)?
+            .try_into()
+            .map_err(|_| Error::internal("the first blocks do not give states and their change"))?;
+        match cache.decide(e, change.values()) {
+            Decision::Reuse => cache.add(e, hidden.values_mut()),
+            Decision::Compute => {
+                let after = only(stretch(middle, Some(&hidden))?)?;
+                cache.store(e, after.values().iter().zip(hidden.values()).map(|(a, b)| a - b).collect());
+                hidden = after;
+            }
+        }
+        stretch(back, Some(&hidden))
     }
 
     fn built(&mut self, model: &Model, evaluation: Evaluation) -> Result<&Built> {
@@ -115,11 +153,12 @@ impl Evaluator {
 }
 
 /// What evaluations run on.
-struct On<'a> {
-    model: &'a Model,
-    run: &'a mut Run<'a>,
-    controls: &'a mut [Control],
-    cancel: &'a CancelToken,
+pub(super) struct On<'a> {
+    pub(super) model: &'a Model,
+    pub(super) run: &'a mut Run<'a>,
+    pub(super) controls: &'a mut [Control],
+    pub(super) blocks: Option<&'a mut BlockCache>,
+    pub(super) cancel: &'a CancelToken,
 }
 
 impl On<'_> {

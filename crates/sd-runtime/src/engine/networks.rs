@@ -14,11 +14,12 @@ use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, 
 
 use super::adapters::{Chosen, Folders, Library, LoraMode};
 use super::control::Control;
-use super::evaluate::Evaluator;
+use super::evaluate::{Evaluator, On};
 use super::facts::facts;
 use super::importance::Collector;
 use super::steps::Steps;
 use super::tiny::Tiny;
+use crate::cache::BlockCache;
 use crate::generate::{Call, Coding, Facts, Moments, Networks};
 use crate::guidance::Prediction;
 use crate::input::InputImage;
@@ -307,12 +308,18 @@ impl Networks for Loaded {
         control.hint(picture, pixels, cancel)
     }
 
-    fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>> {
+    fn predict(
+        &mut self,
+        call: &Call<'_>,
+        blocks: Option<&mut BlockCache>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
         let (runners, collector) = (&mut self.runners, &mut self.collector);
         let mut run = |part: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
             collector.run(part, runner(runners, part)?, program, inputs, cancel)
         };
-        self.evaluator.predict(&self.model, &mut run, &mut self.controls, call, cancel)
+        let mut on = On { model: &self.model, run: &mut run, controls: &mut self.controls, blocks, cancel };
+        self.evaluator.predict(&mut on, call)
     }
 
     fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments> {

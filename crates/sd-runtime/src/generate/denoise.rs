@@ -7,13 +7,14 @@ use super::control::Control;
 use super::guide::{Guide, Kind};
 use super::pictures::Pictures;
 use super::{Branch, Call, Facts, Networks, Place, Watch, non_finite, show};
+use crate::cache::{Cache, CacheOptions, Decision};
 use crate::guidance::Prediction;
 use crate::observer::{Stage, StepLatent};
 use crate::parameters::Parameters;
 use crate::picture::Sizes;
 use crate::rng::Rng;
 use crate::sampler::{Estimate, SampleOptions, Sampler, SamplerSetup};
-use crate::schedule::{ScheduleInput, SigmaTable};
+use crate::schedule::{ScheduleInput, SigmaTable, TIMESTEPS};
 
 /// A model with what it is steered by.
 pub(super) struct Model<'a> {
@@ -41,7 +42,7 @@ pub(super) fn denoise(
     watch: &mut Watch<'_>,
 ) -> Result<Tensor> {
     let stage = Stage::Denoise;
-    let Run { prediction, table, sigmas, options } = run;
+    let Run { prediction, table, sigmas, options, .. } = run;
     let steps = run.steps();
     tracing::debug!(seed = p.seed, ?sigmas, "denoising");
     let mut rng = Rng::new(p.rng, p.seed as u64);
@@ -64,6 +65,7 @@ pub(super) fn denoise(
     let (eta, seed) = (f64::from(p.eta), p.seed as u64);
     let setup = SamplerSetup { sigmas: sigmas.clone(), table: table.clone(), eta, seed, options: options.clone() };
     let mut sampler = Sampler::new(p.sampler, setup);
+    let mut reuse = Reuse::default();
     place.report(watch, stage, 0, steps);
     for (step, &from) in sigmas.iter().take(steps).enumerate() {
         watch.cancel.check()?;
@@ -74,7 +76,28 @@ pub(super) fn denoise(
         };
         let controls: Vec<_> = controls.iter().filter_map(|c| c.active(step, steps)).collect();
         let kinds = guide.kinds(step);
+        if let Some(options) = &run.cache {
+            reuse.prepare(options, at, steps, net.facts().blocks, table)?;
+        }
+        let mut evaluations = 0;
         let mut estimate = |x: &[f32], sigma: f64| {
+            let denoised_by = |keeps: Vec<f32>| {
+                let mut denoised = keeps;
+                if let Some((clean, mask)) = kept {
+                    keep(&mut denoised, clean, mask);
+                }
+                denoised
+            };
+            // Of several evaluations of a step, the second is the first at the step's end, where the next step's are.
+            evaluations += 1;
+            reuse.evaluations += 1;
+            let mut cache = reuse.cache.as_mut().map(|c| &mut c.1);
+            let mut cache = cache.take().filter(|_| p.sampler.evaluations() == 1 || evaluations == 2);
+            if let Some(Cache::Spectrum(spectrum)) = &mut cache
+                && let Some(denoised) = spectrum.forecast(step)
+            {
+                return Ok(Estimate { denoised: denoised_by(denoised), base: None });
+            }
             let (scalings, timestep) = match p.timestep_shift {
                 Some(shift) => prediction.shifted_scalings(table, sigma, f64::from(shift)),
                 None => (prediction.scalings(sigma), table.timestep(sigma)),
@@ -92,18 +115,17 @@ pub(super) fn denoise(
                 branches: &branches,
                 controls: &controls,
             };
-            let out = net.predict(&call, watch.cancel)?;
-            let out = kinds.iter().copied().zip(out.into_iter().map(Tensor::into_values)).collect();
+            let (out, computed) = predictions(*net, &call, &kinds, cache.as_deref_mut(), (step, sigma), watch)?;
+            reuse.computed += usize::from(computed);
             let (guided, base) =
                 guide.combine(step, out).ok_or_else(|| Error::internal("the network predicted nothing"))?;
-            let denoised = |prediction: &[f32]| {
-                let mut denoised = scalings.denoised(x, prediction);
-                if let Some((clean, mask)) = kept {
-                    keep(&mut denoised, clean, mask);
-                }
-                denoised
-            };
-            Ok(Estimate { denoised: denoised(&guided), base: base.as_deref().map(denoised) })
+            let denoised = |prediction: &[f32]| scalings.denoised(x, prediction);
+            let guided = denoised(&guided);
+            if let Some(Cache::Spectrum(spectrum)) = cache {
+                spectrum.store(step, guided.clone());
+            }
+            let base = base.as_deref().map(|base| denoised_by(denoised(base)));
+            Ok(Estimate { denoised: denoised_by(guided), base })
         };
         let mut noise = |n: usize| sampler_rng.as_mut().unwrap_or(&mut rng).randn(n);
         let number = step + 1;
@@ -121,6 +143,11 @@ pub(super) fn denoise(
         watch.observer.step(StepLatent { image: place.image, step: number, latent: &x, denoised: &denoised });
         place.report(watch, stage, number, steps);
     }
+    if run.cache.is_some() {
+        let Reuse { computed, evaluations, .. } = reuse;
+        tracing::info!("step cache: {computed} of {evaluations} evaluations of the network computed");
+        watch.observer.computed(place.image, computed, evaluations);
+    }
     // A flow's latent is `(1 - s)` of the picture where its last level `s` leaves noise.
     if let (Prediction::Flow, Some(&last)) = (*prediction, sigmas.last())
         && last > 0.0
@@ -129,6 +156,66 @@ pub(super) fn denoise(
         x.values_mut().iter_mut().for_each(|v| *v = (f64::from(*v) / (1.0 - last)) as f32);
     }
     Ok(x)
+}
+
+/// What a run reuses of its steps.
+#[derive(Default)]
+struct Reuse {
+    /// For which model, and its cache.
+    cache: Option<(usize, Cache<Kind>)>,
+    computed: usize,
+    evaluations: usize,
+}
+
+impl Reuse {
+    /// Has a cache for model `at`, of `blocks` blocks.
+    fn prepare(
+        &mut self,
+        options: &CacheOptions,
+        at: usize,
+        steps: usize,
+        blocks: usize,
+        table: &SigmaTable,
+    ) -> Result<()> {
+        if self.cache.as_ref().is_none_or(|(of, _)| *of != at) {
+            let level = |share: f64| table.sigma((1.0 - share) * (TIMESTEPS as f64 - 1.0));
+            self.cache = Some((at, Cache::new(options, steps, blocks, &level)?));
+        }
+        Ok(())
+    }
+}
+
+type Predicted = Vec<(Kind, Vec<f32>)>;
+
+/// What the network predicts of each kind in a step at a level, and whether that was computed.
+fn predictions(
+    net: &mut dyn Networks,
+    call: &Call<'_>,
+    kinds: &[Kind],
+    mut cache: Option<&mut Cache<Kind>>,
+    (step, sigma): (usize, f64),
+    watch: &Watch<'_>,
+) -> Result<(Predicted, bool)> {
+    let named = |out: Vec<Vec<f32>>| kinds.iter().copied().zip(out).collect();
+    if let Some(Cache::Whole(whole)) = &mut cache
+        && let Some(out) = whole.reuse(step, sigma, call.x.values(), kinds)
+    {
+        return Ok((named(out), false));
+    }
+    let mut blocks = match &mut cache {
+        Some(Cache::Blocks(blocks)) => Some(blocks),
+        _ => None,
+    };
+    if let Some(blocks) = &mut blocks {
+        blocks.begin(step);
+    }
+    let out = net.predict(call, blocks.as_deref_mut(), watch.cancel)?;
+    let computed = blocks.is_none_or(|blocks| blocks.decision() != Some(Decision::Reuse));
+    let out: Predicted = named(out.into_iter().map(Tensor::into_values).collect());
+    if let Some(Cache::Whole(whole)) = cache {
+        whole.store(call.x.values(), &out);
+    }
+    Ok((out, computed))
 }
 
 /// What the network is given for one of the predictions.
@@ -162,6 +249,7 @@ pub(super) struct Run {
     /// Falling, one more than the steps; none if there is nothing to do.
     sigmas: Vec<f64>,
     options: SampleOptions,
+    cache: Option<CacheOptions>,
 }
 
 impl Run {
@@ -180,7 +268,13 @@ impl Run {
             Some(strength) => from_picture(sigmas, strength, facts.prediction, &options),
             None => sigmas,
         };
-        Ok(Run { prediction: facts.prediction, table, sigmas, options })
+        let cache = p.cache.as_ref().map(CacheOptions::new).transpose()?;
+        let run = Run { prediction: facts.prediction, table, sigmas, options, cache };
+        if let Some(options) = run.cache.as_ref().filter(|_| run.steps() > 0) {
+            // What does not fit is found before the work.
+            Reuse::default().prepare(options, 0, run.steps(), facts.blocks, &run.table)?;
+        }
+        Ok(run)
     }
 
     /// How many steps there are.

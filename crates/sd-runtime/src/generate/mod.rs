@@ -10,6 +10,7 @@ mod pictures;
 use sd_core::{CancelToken, Error, Result, Tensor};
 use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
 
+use crate::cache::BlockCache;
 use crate::guidance::Prediction;
 use crate::hires::Hires;
 use crate::input::InputImage;
@@ -43,8 +44,13 @@ pub(crate) trait Networks {
     /// What ControlNet `net` reads off a picture `[1, 3, h, w]`, values from 0 to 1.
     fn hint(&mut self, net: usize, picture: &Tensor, cancel: &CancelToken) -> Result<Tensor>;
 
-    /// The raw prediction of each branch.
-    fn predict(&mut self, call: &Call<'_>, cancel: &CancelToken) -> Result<Vec<Tensor>>;
+    /// The raw prediction of each branch. With `blocks`, the network is run in parts, of which the middle may be left out.
+    fn predict(
+        &mut self,
+        call: &Call<'_>,
+        blocks: Option<&mut BlockCache>,
+        cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>>;
 
     /// The distribution of the latents of a picture `[1, 3, h, w]`, values from -1 to 1.
     fn encode(&mut self, picture: &Tensor, coding: Coding, cancel: &CancelToken) -> Result<Moments>;

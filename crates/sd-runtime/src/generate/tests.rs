@@ -72,7 +72,12 @@ impl Networks for Fake {
         Tensor::zeros(&[1, 1, 1, 1])
     }
 
-    fn predict(&mut self, call: &Call<'_>, _cancel: &CancelToken) -> Result<Vec<Tensor>> {
+    fn predict(
+        &mut self,
+        call: &Call<'_>,
+        _blocks: Option<&mut BlockCache>,
+        _cancel: &CancelToken,
+    ) -> Result<Vec<Tensor>> {
         let (x, t) = (call.x, call.timestep);
         self.evaluations += 1;
         if let Some((_, token)) = self.cancel_at.as_ref().filter(|(at, _)| *at == self.evaluations) {

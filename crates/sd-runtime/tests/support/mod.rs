@@ -108,6 +108,8 @@ pub(crate) fn oracle_request(fixture: &str) -> ImageRequest {
 pub(crate) struct Log {
     pub(crate) latents: Vec<Vec<f32>>,
     pub(crate) warnings: Vec<String>,
+    /// Evaluations that were computed, and all.
+    pub(crate) computed: Option<(usize, usize)>,
     /// Cancelled when the given stage reports the given step.
     pub(crate) cancel: Option<(Stage, usize, CancelToken)>,
 }
@@ -119,6 +121,10 @@ impl Observer for Log {
         {
             token.cancel();
         }
+    }
+
+    fn computed(&mut self, _image: usize, computed: usize, evaluations: usize) {
+        self.computed = Some((computed, evaluations));
     }
 
     fn warning(&mut self, message: &str) {
