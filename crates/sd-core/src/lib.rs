@@ -30,5 +30,5 @@ pub use plan::Cuts;
 pub use residency::{Home, Manager, ManagerOptions};
 pub use scope::Scope;
 pub use shape::Shape;
-pub use tensor::{Bytes, Data, Origin, Tensor, TensorMeta, WeightSource};
+pub use tensor::{Advice, Bytes, Data, Mapped, Origin, Tensor, TensorMeta, WeightSource};
 pub use trace::Trace;

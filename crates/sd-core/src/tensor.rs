@@ -145,23 +145,102 @@ impl Tensor {
     }
 }
 
+/// What is going to happen to mapped memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// It is wanted soon: the system may begin to read it.
+    WillNeed,
+    /// It is not wanted for a while: the system may take its pages for something else first.
+    Cold,
+}
+
+/// A mapped file.
+pub trait Mapped: AsRef<[u8]> + Send + Sync {
+    /// Tells the system about `range`. Changes no bytes.
+    ///
+    /// # Errors
+    /// The bytes are wanted soon, and the file has become shorter. That the system takes no advice is none.
+    fn advise(&self, range: Range<usize>, advice: Advice) -> Result<()>;
+
+    /// The bytes of `range`, read rather than looked at: where the file has become shorter, looking at them would end the
+    /// process.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has become shorter.
+    fn read(&self, range: Range<usize>) -> Result<Vec<u8>>;
+}
+
 /// A shared, immutable run of bytes: part of a mapped file or of an owned buffer.
 #[derive(Clone)]
 pub struct Bytes {
-    owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
+    owner: Owner,
     range: Range<usize>,
+}
+
+#[derive(Clone)]
+enum Owner {
+    Memory(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    File(Arc<dyn Mapped>),
+}
+
+impl Owner {
+    fn all(&self) -> &[u8] {
+        match self {
+            Owner::Memory(m) => (**m).as_ref(),
+            Owner::File(f) => (**f).as_ref(),
+        }
+    }
 }
 
 impl Bytes {
     /// All of `owner`, which must give the same memory whenever it is asked.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Bytes {
-        let len = owner.as_ref().as_ref().len();
+        Bytes::of(Owner::Memory(owner))
+    }
+
+    /// All of a mapped file, which must give the same memory whenever it is asked.
+    pub fn mapped(file: Arc<dyn Mapped>) -> Bytes {
+        Bytes::of(Owner::File(file))
+    }
+
+    fn of(owner: Owner) -> Bytes {
+        let len = owner.all().len();
         Bytes { owner, range: 0..len }
+    }
+
+    /// Whether they are part of a mapped file.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.owner, Owner::File(_))
     }
 
     /// Whether somebody else keeps this memory anyway.
     pub(crate) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.owner) > 1
+        match &self.owner {
+            Owner::Memory(m) => Arc::strong_count(m) > 1,
+            Owner::File(_) => true,
+        }
+    }
+
+    /// Tells the system what is going to happen to them, if they are part of a mapped file.
+    ///
+    /// # Errors
+    /// As [`Mapped::advise`].
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        match &self.owner {
+            Owner::Memory(_) => Ok(()),
+            Owner::File(f) => f.advise(self.range.clone(), advice),
+        }
+    }
+
+    /// The same bytes in memory of their own if they are part of a mapped file.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has become shorter.
+    pub fn read(&self) -> Result<Bytes> {
+        match &self.owner {
+            Owner::Memory(_) => Ok(self.clone()),
+            Owner::File(f) => f.read(self.range.clone()).map(Bytes::from),
+        }
     }
 
     /// Part of these bytes; `None` when it reaches outside.
@@ -182,7 +261,7 @@ impl Deref for Bytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.owner.as_ref().as_ref().get(self.range.clone()).unwrap_or(&[])
+        self.owner.all().get(self.range.clone()).unwrap_or(&[])
     }
 }
 

@@ -81,7 +81,9 @@ fn under_every_budget_the_result_is_the_same_or_an_error() {
                         }
                     }
                 }
-                assert!(segments.contains(&1) && segments.len() > 1, "{segments:?}");
+                // On the CPU, weights of a file pass by in segments anyway.
+                let passes = !remote && matches!(options.home, Some(Home::File));
+                assert!(passes || segments.contains(&1) && segments.len() > 1, "{segments:?}");
                 assert_eq!(segments.last(), Some(&(NET_BLOCKS + 2)), "the least memory takes every cut");
             }
         }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::Mmap;
-use sd_core::{Bytes, Error, Result};
+use sd_core::{Advice, Bytes, Error, Mapped, Result};
 
-use crate::map::map;
+use crate::map::{self, map};
 
 /// How tensor bytes are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,8 +29,16 @@ pub(crate) struct SourceFile {
 }
 
 enum Storage {
-    Disk { file: Mutex<File>, map: Option<Arc<Mmap>> },
+    Disk(Arc<Opened>),
     Memory(Bytes),
+}
+
+/// A file on disk.
+struct Opened {
+    path: PathBuf,
+    len: u64,
+    file: Mutex<File>,
+    map: Option<Mmap>,
 }
 
 impl SourceFile {
@@ -44,7 +52,7 @@ impl SourceFile {
         let len = file.metadata().map_err(|e| Error::io(path, e))?.len();
         let map = match access {
             Access::Map if len > 0 => match map(&file) {
-                Ok(m) => Some(Arc::new(m)),
+                Ok(m) => Some(m),
                 Err(e) => {
                     tracing::warn!("{}: cannot be mapped ({e}), so it is read instead", path.display());
                     None
@@ -52,7 +60,8 @@ impl SourceFile {
             },
             _ => None,
         };
-        Ok(SourceFile { path: path.into(), len, storage: Storage::Disk { file: Mutex::new(file), map } })
+        let opened = Opened { path: path.into(), len, file: Mutex::new(file), map };
+        Ok(SourceFile { path: path.into(), len, storage: Storage::Disk(Arc::new(opened)) })
     }
 
     pub(crate) fn in_memory(name: &Path, bytes: Bytes) -> SourceFile {
@@ -79,7 +88,7 @@ impl SourceFile {
     /// As [`SourceFile::bytes`].
     pub(crate) fn header(&self, range: Range<u64>) -> Result<Bytes> {
         match &self.storage {
-            Storage::Disk { file, .. } => self.read(file, range).map(Bytes::from),
+            Storage::Disk(opened) => opened.read(range).map(Bytes::from),
             Storage::Memory(bytes) => self.slice(bytes, range),
         }
     }
@@ -90,11 +99,11 @@ impl SourceFile {
     /// The range leaves the file, or the file has become shorter since it was opened.
     pub(crate) fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
         match &self.storage {
-            Storage::Disk { file, map: Some(map) } => {
-                self.check_length(file, &range)?;
-                self.slice(&Bytes::new(map.clone()), range)
+            Storage::Disk(opened) if opened.map.is_some() => {
+                opened.check_length(&range)?;
+                self.slice(&Bytes::mapped(opened.clone()), range)
             }
-            Storage::Disk { file, map: None } => self.read(file, range).map(Bytes::from),
+            Storage::Disk(opened) => opened.read(range).map(Bytes::from),
             Storage::Memory(bytes) => self.slice(bytes, range),
         }
     }
@@ -104,11 +113,13 @@ impl SourceFile {
             (Ok(a), Ok(b)) => bytes.slice(a..b),
             _ => None,
         };
-        part.ok_or_else(|| self.outside(&range, self.len))
+        part.ok_or_else(|| outside(&self.path, &range, self.len, self.len))
     }
+}
 
-    fn read(&self, file: &Mutex<File>, range: Range<u64>) -> Result<Vec<u8>> {
-        self.check_length(file, &range)?;
+impl Opened {
+    fn read(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        self.check_length(&range)?;
         let want = range.end.saturating_sub(range.start);
         let mut out = Vec::new();
         usize::try_from(want)
@@ -116,33 +127,52 @@ impl SourceFile {
             .and_then(|n| out.try_reserve_exact(n).ok())
             .ok_or_else(|| Error::bad_file(&self.path, format!("no memory for {want} bytes")))?;
         // A poisoned lock only means that another read failed half way; the position is set anew here.
-        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let io = |e| Error::io(&self.path, e);
         file.seek(SeekFrom::Start(range.start)).map_err(io)?;
         Read::by_ref(&mut *file).take(want).read_to_end(&mut out).map_err(io)?;
         if (out.len() as u64) < want {
-            return Err(self.outside(&range, range.start + out.len() as u64));
+            return Err(outside(&self.path, &range, self.len, range.start + out.len() as u64));
         }
         Ok(out)
     }
 
-    fn check_length(&self, file: &Mutex<File>, range: &Range<u64>) -> Result<()> {
-        let file = file.lock().unwrap_or_else(PoisonError::into_inner);
+    fn check_length(&self, range: &Range<u64>) -> Result<()> {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let now = file.metadata().map_err(|e| Error::io(&self.path, e))?.len();
         if range.start > range.end || range.end > now || range.end > self.len {
-            return Err(self.outside(range, now));
+            return Err(outside(&self.path, range, self.len, now));
+        }
+        Ok(())
+    }
+}
+
+impl AsRef<[u8]> for Opened {
+    fn as_ref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or_default()
+    }
+}
+
+impl Mapped for Opened {
+    fn advise(&self, range: Range<usize>, advice: Advice) -> Result<()> {
+        if advice == Advice::WillNeed {
+            self.check_length(&(range.start as u64..range.end as u64))?;
+        }
+        if let Some(map) = &self.map {
+            map::advise(map, range, advice);
         }
         Ok(())
     }
 
-    fn outside(&self, range: &Range<u64>, now: u64) -> Error {
-        let was = self.len;
-        let what = if now < was { format!(" (it had {was} when it was opened)") } else { String::new() };
-        Error::bad_file(
-            &self.path,
-            format!("bytes {}..{} are wanted, the file has {now}{what}", range.start, range.end),
-        )
+    fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
+        Opened::read(self, range.start as u64..range.end as u64)
     }
+}
+
+/// The error of a range outside a file that had `was` bytes when it was opened and has `now` bytes.
+fn outside(path: &Path, range: &Range<u64>, was: u64, now: u64) -> Error {
+    let what = if now < was { format!(" (it had {was} when it was opened)") } else { String::new() };
+    Error::bad_file(path, format!("bytes {}..{} are wanted, the file has {now}{what}", range.start, range.end))
 }
 
 #[cfg(test)]
@@ -162,6 +192,27 @@ mod tests {
             assert!(e.contains("shrinks.bin") && e.contains("has 5000 (it had 10000"), "{e}");
             assert_eq!(f.bytes(0..5_000).unwrap().len(), 5_000);
         }
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn mapped_bytes_are_read_through_the_file_and_advice_changes_none() {
+        let path = scratch("mapped.bin");
+        let content: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        fs::write(&path, &content).unwrap();
+        let f = SourceFile::open(&path, Access::Map).unwrap();
+        let bytes = f.bytes(1_000..90_000).unwrap();
+        assert!(bytes.is_mapped() && !bytes.read().unwrap().is_mapped());
+        for advice in [Advice::WillNeed, Advice::Cold] {
+            bytes.advise(advice).unwrap();
+            assert!(bytes[..] == content[1_000..90_000] && bytes.read().unwrap()[..] == bytes[..]);
+        }
+        File::options().write(true).open(&path).unwrap().set_len(50_000).unwrap();
+        bytes.advise(Advice::Cold).unwrap();
+        assert!(bytes.advise(Advice::WillNeed).is_err());
+        let e = bytes.read().unwrap_err().to_string();
+        assert!(e.contains("mapped.bin") && e.contains("has 50000 (it had 100000"), "{e}");
+        assert!(bytes.slice(0..49_000).unwrap().read().unwrap()[..] == content[1_000..50_000]);
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The only places where `unsafe` may stand.
 const UNSAFE_FOLDERS: &[&str] = &["crates/sd-core/src/ffi/", "crates/sd-core/src/kernels/"];
-/// sd-io maps files in one function, so it may have this many `unsafe`s in all, in one file.
+/// sd-io maps files, and lets pages go, so it may have two `unsafe`s in all, in one file.
 const UNSAFE_MAP_FILE: &str = "crates/sd-io/src/map.rs";
 
 /// Crates whose roots must carry `#![forbid(unsafe_code)]`.
@@ -102,9 +102,9 @@ fn check_rust(file: &str, text: &str, found: &mut Vec<Finding>) {
             let is_macro = after.starts_with('!') && !after.starts_with("!=");
             if word == "unsafe" && !may_be_unsafe {
                 unsafes += 1;
-                if file != UNSAFE_MAP_FILE || unsafes > 1 {
+                if file != UNSAFE_MAP_FILE || unsafes > 2 {
                     push(format!(
-                        "unsafe may stand only in {} and once in {UNSAFE_MAP_FILE}",
+                        "unsafe may stand only in {} and twice in {UNSAFE_MAP_FILE}",
                         UNSAFE_FOLDERS.join(", ")
                     ));
                 }
@@ -177,7 +177,7 @@ mod tests {
         assert_one("crates/sd-core/src/exec/a.rs", text, 2, "unsafe");
         assert_eq!(messages("crates/sd-core/src/ffi/a.rs", text), []);
         assert_eq!(messages(UNSAFE_MAP_FILE, text), []);
-        assert_one(UNSAFE_MAP_FILE, &text.repeat(2), 5, "unsafe");
+        assert_one(UNSAFE_MAP_FILE, &text.repeat(3), 8, "unsafe");
         assert_eq!(
             messages("crates/sd-models/src/a.rs", "// unsafe\n#![forbid(unsafe_code)]\nlet s = \"unsafe\";\n"),
             []

@@ -39,15 +39,21 @@ impl Runner {
         let manager = self.store.manager().clone();
         let pool = self.store.asker(0, 0).pool;
         let mut whole = self.lower(program, &Cuts::None, Vec::new())?;
-        if !manager.options().segmented || !manager.is_limited(pool) || program.cuts().is_empty() {
+        let limited = manager.is_limited(pool) || self.store.streams(0);
+        if !manager.options().segmented || !limited || program.cuts().is_empty() {
             return Ok(whole);
         }
         let need = whole.largest().map_or(0, |s| whole.need(s));
-        if need <= capacity {
+        // Pages of a mapped file come and go with segments.
+        let streams = self.store.streams(0);
+        if need <= capacity && !streams {
             whole.whole = Some(need);
             return Ok(whole);
         }
         let units = self.lower(program, &Cuts::All, Vec::new())?;
+        if streams && units.largest().is_none_or(|s| units.need(s) <= capacity) {
+            return Ok(units);
+        }
         let sizes = units.units(&self.store);
         let starts: Vec<usize> = units.stages.iter().map(|s| s.segment.nodes.start).collect();
         let ranges = match sizes.merge(capacity) {

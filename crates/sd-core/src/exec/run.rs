@@ -108,6 +108,10 @@ impl Ahead {
             self.next += 1;
             self.kept.push((at, vec![pins]));
             if loads.is_empty() {
+                // Of pages, those of one stage are asked for at a time.
+                if store.streams(0) {
+                    return;
+                }
                 continue;
             }
             if loader.is_none() {
@@ -115,7 +119,11 @@ impl Ahead {
             }
             let begun = loader.as_ref().and_then(|l| l.begin(loads.into_iter().map(|l| l.0).collect()));
             self.pending = begun.map(|p| (at, p));
-            self.wanted = self.pending.is_some();
+            if self.pending.is_none() {
+                // The thread ended; another run may start a new one.
+                *loader = None;
+                self.wanted = false;
+            }
             return;
         }
     }
@@ -200,13 +208,15 @@ impl Runner {
                 ahead.queue(i, &plan.stages, plan.workspace, store, loader, cancel);
                 let Some(stage) = plan.stages.get_mut(i) else { continue };
                 let started = manager.now();
-                run.stage(i, stage, &space, held.places, backend, || {
+                run.stage(i, stage, &space, &held.places, backend, || {
                     Ok(match pool {
                         Some(pool) => pool,
                         None => pool.insert(Pool::new(threads(options.threads))?),
                     })
                 })?;
                 manager.note(started, EventKind::Compute, asker, &stage.name, asker.workspace);
+                held.cool().map_err(|e| phase(e, &stage.name, "letting go weights"))?;
+                drop(held);
                 manager.rest(module, Some(RoomKind::Workspace));
                 run.results(stage, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;
             }
@@ -261,7 +271,7 @@ impl<'a> Run<'a> {
         i: usize,
         stage: &mut Stage,
         space: &Space,
-        weights: Vec<(Space, usize)>,
+        weights: &[(Space, usize)],
         backend: &mut Backend,
         pool: impl FnOnce() -> Result<&'p mut Pool>,
     ) -> Result<()> {
@@ -269,12 +279,12 @@ impl<'a> Run<'a> {
         match form {
             Form::Host(h) => {
                 let mut buffers: Vec<(Arc<Buffer>, usize)> = vec![(space.ggml()?.clone(), 0)];
-                let mut weights = weights.into_iter();
+                let mut weights = weights.iter();
                 for &v in &h.vars {
                     buffers.push(if let Op::Weight(w) = &self.program.node(v).op {
                         let missing = || Error::internal(format!("{} has no place", w.name()));
                         let (space, offset) = weights.next().ok_or_else(missing)?;
-                        (space.ggml()?.clone(), offset)
+                        (space.ggml()?.clone(), *offset)
                     } else {
                         let offset = self.place(Carried::Value(v))?;
                         let carried = self.carried.ggml()?.clone();
@@ -291,7 +301,7 @@ impl<'a> Run<'a> {
                 let carried = self.carried.ggml()?.clone();
                 let space = space.ggml()?.clone();
                 let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
-                let mut weights = weights.into_iter();
+                let mut weights = weights.iter();
                 let mut prepare = || -> Result<()> {
                     for &(id, offset) in &l.layout.places {
                         l.ctx.place(id, &space, offset, self.dev)?;
@@ -307,7 +317,7 @@ impl<'a> Run<'a> {
                             let missing = || Error::internal(format!("{} has no place", w.name()));
                             let (space, offset) = weights.next().ok_or_else(missing)?;
                             let buffer = space.ggml()?.clone();
-                            l.ctx.place(id, &buffer, offset, self.dev)?;
+                            l.ctx.place(id, &buffer, *offset, self.dev)?;
                             held.push(buffer);
                         } else {
                             l.ctx.place(id, &carried, self.place(Carried::Value(v))?, self.dev)?;

@@ -336,13 +336,23 @@ impl Context {
 
     /// Fills a leaf placed in `buffer`.
     pub(crate) fn write(&mut self, id: Id, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        let raw = self.check_in(id, buffer, bytes.len())?;
+        self.check_in(id, buffer, bytes.len())?;
+        self.write_part(id, buffer, 0, bytes)
+    }
+
+    /// Fills part of a leaf placed in `buffer`, from byte `at` on.
+    pub(crate) fn write_part(&mut self, id: Id, buffer: &Buffer, at: usize, bytes: &[u8]) -> Result<()> {
+        let whole = self.bytes(id)?;
+        let raw = self.check_in(id, buffer, whole)?;
         if buffer.is_read_only() {
             return Err(Error::internal("lent memory is not written"));
         }
+        if at.checked_add(bytes.len()).is_none_or(|end| end > whole) {
+            return Err(Error::internal(format!("{} bytes do not fit at {at} of {whole}", bytes.len())));
+        }
         for (i, piece) in bytes.chunks(PIECE).enumerate() {
-            // SAFETY: the tensor lies in the live `buffer` and is `bytes.len()` long.
-            unsafe { sys::ggml_backend_tensor_set(raw, piece.as_ptr().cast(), i * PIECE, piece.len()) };
+            // SAFETY: the tensor lies in the live `buffer`, and the piece ends inside it.
+            unsafe { sys::ggml_backend_tensor_set(raw, piece.as_ptr().cast(), at + i * PIECE, piece.len()) };
         }
         Ok(())
     }

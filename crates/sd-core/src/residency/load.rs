@@ -9,10 +9,10 @@ use crate::convert::{from_f32, to_f32};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ffi::{Buffer, Context, Id};
+use crate::ffi::{Buffer, Context, Id, PIECE};
 use crate::lower::ne;
 use crate::scope::Weight;
-use crate::tensor::{Bytes, WeightSource};
+use crate::tensor::{Advice, Bytes, WeightSource};
 use crate::trace::EventKind;
 
 /// A weight that is to be loaded.
@@ -93,6 +93,7 @@ impl Load {
         let mut kept = Vec::new();
         // What is owned by nobody but the chunk counts, wherever it is.
         let mut lent = 0;
+        let mut mapped = Vec::new();
         if self.device.kind() == DeviceKind::Cpu {
             for (item, place) in self.items.iter().zip(&mut places) {
                 self.cancel.check()?;
@@ -100,6 +101,10 @@ impl Load {
                     let bytes = fetch(&*self.source, &item.weight)?;
                     if in_place(item.dtype, &bytes) {
                         lent += if bytes.is_shared() { 0 } else { bytes.len() };
+                        if bytes.is_mapped() {
+                            bytes.advise(Advice::WillNeed)?;
+                            mapped.push(bytes.clone());
+                        }
                         let buffer = Buffer::lend(bytes)?;
                         buffer.mark_weights();
                         *place = Some((Space::Ggml(Arc::new(buffer)), 0));
@@ -113,7 +118,7 @@ impl Load {
         if places.len() != self.items.len() {
             return Err(Error::internal("a weight was not loaded").into());
         }
-        let chunk = Chunk { places, bytes, name: self.segment.clone() };
+        let chunk = Chunk { places, bytes, mapped, name: self.segment.clone() };
         let (chunk, pins) = self.manager.add(chunk, self.who, self.unit);
         self.manager.note(started, self.kind, self.who, &self.segment, bytes);
         Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept })
@@ -158,11 +163,8 @@ impl Load {
                 self.cancel.check()?;
                 let (Some(item), Some(place)) = (self.items.get(i), places.get_mut(i)) else { continue };
                 ctx.place(id, buffer, offset, dev)?;
-                let bytes = self.read(item)?;
-                ctx.write(id, buffer, &bytes)?;
-                if self.keeps && item.ready.is_none() {
-                    kept.push((item.id, bytes));
-                }
+                let keeps = self.read(item, |at, bytes| ctx.write_part(id, buffer, at, bytes))?;
+                kept.extend(keeps.map(|bytes| (item.id, bytes)));
                 *place = Some((space.clone(), offset));
             }
         }
@@ -172,20 +174,48 @@ impl Load {
         Ok(total)
     }
 
-    /// A weight in the type it gets in memory.
-    fn read(&self, item: &Item) -> Result<Bytes> {
+    /// Gives `to` a weight in the type it gets in memory, piece by piece, each with its place; all of it if main memory
+    /// is to keep it.
+    fn read(&self, item: &Item, mut to: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<Option<Bytes>> {
         if let Some(bytes) = &item.ready {
-            return Ok(bytes.clone());
+            return to(0, bytes).map(|()| None);
         }
         let stored = fetch(&*self.source, &item.weight)?;
-        if item.weight.dtype() == item.dtype {
-            return Ok(stored);
+        let (from, row) = (item.weight.dtype(), item.weight.shape().last());
+        let mut all = Vec::new();
+        let mut at = 0;
+        for (range, elements) in pieces(item, stored.len()) {
+            self.cancel.check()?;
+            let piece = stored.slice(range).ok_or_else(|| Error::internal("a piece of a weight"))?.read()?;
+            let made = if from == item.dtype {
+                piece
+            } else {
+                let values = to_f32(from, &piece, elements).and_then(|values| from_f32(item.dtype, &values, row));
+                Bytes::from(values.map_err(|e| e.context(item.weight.origin().name.clone()))?)
+            };
+            to(at, &made)?;
+            at += made.len();
+            if self.keeps {
+                all.extend_from_slice(&made);
+            }
         }
-        let shape = item.weight.shape();
-        let made = to_f32(item.weight.dtype(), &stored, shape.elements())
-            .and_then(|values| from_f32(item.dtype, &values, shape.last()));
-        made.map(Bytes::from).map_err(|e| e.context(item.weight.origin().name.clone()))
+        Ok(self.keeps.then(|| Bytes::from(all)))
     }
+}
+
+/// The parts in which a weight of so many bytes is read, with the elements in each: whole rows where it is converted.
+fn pieces(item: &Item, len: usize) -> Vec<(std::ops::Range<usize>, usize)> {
+    let (shape, from) = (item.weight.shape(), item.weight.dtype());
+    let row = shape.last();
+    let step = match (from.bytes(row, row), item.dtype.bytes(row, row)) {
+        _ if from == item.dtype => PIECE,
+        (Some(stored), Some(made)) => stored * (PIECE / made.max(1)).max(1),
+        // Blocks span rows.
+        _ => len,
+    };
+    let elements = |bytes: usize| bytes / from.block_bytes() * from.block();
+    let parts = (0..len).step_by(step.max(1)).map(|at| at..len.min(at + step));
+    parts.map(|r| (r.clone(), elements(r.len()))).collect()
 }
 
 /// The stored bytes of a weight.

@@ -8,6 +8,7 @@ use super::report::{DeviceMemory, MemoryReport, ModuleMemory};
 use super::{Home, Space};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
+use crate::tensor::Bytes;
 use crate::trace::{Event, EventKind, Trace};
 
 /// Choices for all runners of a [`Manager`].
@@ -86,6 +87,8 @@ pub(crate) struct Chunk {
     pub(crate) places: Vec<(Space, usize)>,
     /// Device memory.
     pub(crate) bytes: usize,
+    /// Those that are used where a file is mapped.
+    pub(crate) mapped: Vec<Bytes>,
     /// What traces call it.
     pub(crate) name: Arc<str>,
 }

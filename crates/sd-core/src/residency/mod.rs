@@ -31,8 +31,7 @@ pub enum Home {
     /// In the memory of a device. On the device that computes, weights go from there only when memory is short, and are
     /// read from their file again.
     Device(Arc<Device>),
-    /// In main memory, in the type they are computed with. A file that is mapped is main memory, where no other type is
-    /// wanted.
+    /// In main memory, in the type they are computed with, from their first use on.
     Ram,
     /// In their file, from which they are read again whenever they are not on the device that computes.
     File,

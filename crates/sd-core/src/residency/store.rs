@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::load::{Item, Load, Loaded, NotLoaded, fetch};
-use super::manager::{Asker, Manager, Pins, Refusal};
+use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
 use super::{Home, Space};
 use crate::cancel::CancelToken;
 use crate::convert::to_f32;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::ffi::Context;
 use crate::lower::ne;
 use crate::scope::Weight;
-use crate::tensor::{Bytes, Tensor, WeightSource};
+use crate::tensor::{Advice, Bytes, Tensor, WeightSource};
 use crate::trace::EventKind;
 
 /// A weight in one type, by its number in its store.
@@ -67,7 +67,16 @@ pub(crate) struct Want<'a> {
 pub(crate) struct Held {
     /// Where each lies.
     pub(crate) places: Vec<(Space, usize)>,
+    /// Chunks whose pages go after use.
+    passing: Vec<Arc<Chunk>>,
     _pins: Vec<Pins>,
+}
+
+impl Held {
+    /// Says that they are not wanted again before everything else was.
+    pub(crate) fn cool(&self) -> Result<()> {
+        self.passing.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::Cold))
+    }
 }
 
 impl Store {
@@ -193,13 +202,25 @@ impl Store {
         }
         let (pins, chunks) = self.manager.pin(&self.chunks(want.lane, order));
         all.push(pins);
+        let mut passing: Vec<Arc<Chunk>> = Vec::new();
+        if self.streams(want.lane) {
+            passing = chunks.iter().flatten().filter(|c| !c.mapped.is_empty()).cloned().collect();
+            passing.dedup_by(|a, b| Arc::ptr_eq(a, b));
+            passing.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::WillNeed))?;
+        }
         let mut places = Vec::with_capacity(order.len());
         for (id, chunk) in order.iter().zip(chunks) {
             let place = chunk.and_then(|c| c.places.get(self.place(want.lane, *id)?.1).cloned());
             let lost = || Error::internal(format!("{} was not loaded", self.name(*id)));
             places.push(place.ok_or_else(lost)?);
         }
-        Ok(Held { places, _pins: all })
+        Ok(Held { places, passing, _pins: all })
+    }
+
+    /// Whether pages of a mapped file come before a segment uses them in place and go after it.
+    pub(crate) fn streams(&self, lane: usize) -> bool {
+        let on_host = self.lanes.get(lane).is_some_and(|l| l.device.kind() == DeviceKind::Cpu);
+        on_host && matches!(self.home, Home::File)
     }
 
     /// Keeps what is wanted and on the device; what it takes to bring the rest, each with its bytes.
@@ -207,6 +228,11 @@ impl Store {
         let Some(at) = self.lanes.get(want.lane) else { return Err(Error::internal("no such device")) };
         let ids: Vec<WeightId> = want.groups.iter().flat_map(|g| &g.1).copied().collect();
         let (pins, chunks) = self.manager.pin(&self.chunks(want.lane, &ids));
+        if kind == EventKind::Prefetch && self.streams(want.lane) {
+            let mut ahead: Vec<&Arc<Chunk>> = chunks.iter().flatten().collect();
+            ahead.dedup_by(|a, b| Arc::ptr_eq(a, b));
+            ahead.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::WillNeed))?;
+        }
         let mut there = chunks.iter().map(Option::is_some);
         let mut loads = Vec::new();
         for (unit, ids) in want.groups {
