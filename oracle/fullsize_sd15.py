@@ -3,8 +3,8 @@
     python oracle/fullsize_sd15.py CHECKPOINT OUT [--threads N]
 
 CHECKPOINT is a single-file SD1.5 checkpoint in original (CompVis) names, safetensors, any float type; random weights do. References
-are diffusers' UNet2DConditionModel and AutoencoderKL and transformers' CLIPTextModel, in f32. OUT is written in the fixture format,
-inputs and outputs only.
+are diffusers' UNet2DConditionModel and AutoencoderKL and transformers' CLIPTextModel, in f32 and, as `bf16.*`, in bf16. OUT is written in
+the fixture format, inputs and outputs only.
 """
 
 import argparse
@@ -43,18 +43,24 @@ def load(make, checkpoint, prefix, to_ldm):
     return module.eval()
 
 
+def in_both(name, run):
+    """What `run` gives in f32, and as `bf16.*` in bf16."""
+    return {name: run(torch.float32), f"bf16.{name}": run(torch.bfloat16)}
+
+
 def run_unet(checkpoint):
     config = unet.config(channels=(320, 640, 1280, 1280), context=768)
     module = load(lambda: UNet2DConditionModel(**config), checkpoint, names.UNET_PREFIX, names.unet_to_ldm)
     sample, context, time = fixture.randn(101, 1, 4, 64, 64).float(), fixture.randn(102, 1, 77, 768).float(), torch.tensor([500.0])
-    return {"sample": sample, "timestep": time, "context": context}, {"sample": module(sample, time, encoder_hidden_states=context).sample}
+    run = lambda t: module.to(t)(sample.to(t), time.to(t), encoder_hidden_states=context.to(t)).sample.float()
+    return {"sample": sample, "timestep": time, "context": context}, in_both("sample", run)
 
 
 def run_decoder(checkpoint):
     config = vae.config(channels=(128, 256, 512, 512))
     module = load(lambda: AutoencoderKL(**config), checkpoint, names.VAE_PREFIX, names.vae_to_ldm)
     latent = fixture.randn(103, 1, 4, 32, 32).float()
-    return {"latent": latent}, {"image": module.decode(latent).sample}
+    return {"latent": latent}, in_both("image", lambda t: module.to(t).decode(latent.to(t)).sample.float())
 
 
 def run_text(checkpoint):
@@ -63,7 +69,7 @@ def run_text(checkpoint):
     wanted = {name: value.shape for name, value in module.state_dict().items()}
     module.load_state_dict(names.from_checkpoint(checkpoint, names.TEXT_PREFIX + "text_model.", lambda name: name, wanted))
     ids = torch.tensor([[49406, 320, 1125, 539, 320, 2368] + [49407] * 71])
-    return {"ids": ids.int()}, {"text": module.eval()(ids).last_hidden_state}
+    return {"ids": ids.int()}, in_both("text", lambda t: module.eval().to(t)(ids).last_hidden_state.float())
 
 
 def main():
@@ -82,7 +88,7 @@ def main():
             print(run.__name__, {name: (list(value.shape), round(value.std().item(), 4)) for name, value in outputs.items()})
     fixture.write_safetensors(args.out, tensors, {
         "source": f"diffusers {fixture.version('diffusers')} UNet2DConditionModel, AutoencoderKL; transformers {fixture.version('transformers')} CLIPTextModel",
-        "torch": torch.__version__.split("+")[0], "script": "oracle/fullsize_sd15.py", "notes": "f32; the latent goes straight into post_quant_conv; the image is neither shifted nor clamped",
+        "torch": torch.__version__.split("+")[0], "script": "oracle/fullsize_sd15.py", "notes": "the latent goes straight into post_quant_conv; the image is neither shifted nor clamped",
     })
 
 

@@ -59,9 +59,12 @@ enum Task {
         /// Timed runs.
         #[arg(long, default_value_t = 5)]
         runs: usize,
-        /// A Python interpreter with torch and diffusers, to time beside it on the same SD 1.x checkpoint.
+        /// Other programs to time on the same SD 1.x checkpoint: torch, openvino, or both with a comma between.
+        #[arg(long, requires = "python")]
+        peers: Option<String>,
+        /// A Python interpreter that has them and diffusers.
         #[arg(long)]
-        torch: Option<PathBuf>,
+        python: Option<PathBuf>,
         /// A Markdown file to append the report to, such as docs/performance.md.
         #[arg(short, long)]
         output: Option<PathBuf>,
@@ -114,9 +117,10 @@ fn main() -> Result<()> {
         Task::Synth { model, output, dtype, seed } => synthesize(&model, output.as_deref(), dtype, seed),
         Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
         Task::Accept => print_lines(&accept::run(&repo_root())?),
-        Task::Bench { model, size, runs, torch, output, setup } => {
+        Task::Bench { model, size, runs, peers, python, output, setup } => {
             let model = model.map_or_else(|| random_sd15(&repo_root()), Ok)?;
-            let report = bench::run(&bench::Plan { model, side: size, runs, torch }, &setup.setup())?;
+            let peers = python.map(|python| bench::Peers { python, names: peers.unwrap_or("torch".to_owned()) });
+            let report = bench::run(&bench::Plan { model, side: size, runs, peers }, &setup.setup())?;
             println!("{report}");
             output.map_or(Ok(()), |path| append(&path, &report))
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Tokens of one window of a prompt.
 const TOKENS: usize = 77;
-/// The largest relative L2 distance from the reference that counts as the same.
+/// The largest relative L2 distance from the reference that counts as the same, with f32 products.
 const TOLERANCE: f64 = 1e-3;
 
 /// How to run.
@@ -54,7 +54,7 @@ fn evaluation(batch: usize, size: [usize; 2]) -> Evaluation {
 /// `reference` and returns a line for each with its relative L2 distance from the reference's output.
 ///
 /// # Errors
-/// When something cannot be read or run, or a distance is above 1e-3.
+/// When something cannot be read or run, or a distance is above 1e-3 or, with bf16 products, above that of torch in bf16.
 pub fn compare(path: &Path, reference: &Path, setup: &Setup) -> Result<Vec<String>> {
     let model = open(path)?;
     let reference = Checkpoint::open(reference)?;
@@ -85,11 +85,16 @@ pub fn compare(path: &Path, reference: &Path, setup: &Setup) -> Result<Vec<Strin
         let want = floats(&reference, &format!("output.{name}"))?;
         ensure!(want.dims() == got.dims(), "{name}: got {:?}, the reference has {:?}", got.dims(), want.dims());
         let distance = relative_l2(got.values(), want.values());
-        far |= distance.is_nan() || distance > TOLERANCE;
-        lines.push(format!("{name:6} {:?}: relative L2 distance {distance:.2e}", got.dims()));
+        let most = match setup.precision {
+            Precision::F32 => TOLERANCE,
+            // Factors in bf16 lose less than all values in bf16.
+            _ => relative_l2(floats(&reference, &format!("output.bf16.{name}"))?.values(), want.values()),
+        };
+        far |= distance.is_nan() || distance > most;
+        lines.push(format!("{name:6} {:?}: relative L2 distance {distance:.2e}, at most {most:.2e}", got.dims()));
     }
     if far {
-        bail!("further than {TOLERANCE:e} from the reference:\n{}", lines.join("\n"));
+        bail!("further from the reference than they may be:\n{}", lines.join("\n"));
     }
     Ok(lines)
 }

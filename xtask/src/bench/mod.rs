@@ -14,7 +14,7 @@ use sd_core::{Computed, DType, Device, Precision, Program, Runner, Tensor, obser
 use sd_models::{Evaluation, Model, Part};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// What to time.
@@ -26,8 +26,17 @@ pub struct Plan {
     pub side: usize,
     /// Timed runs of each network; the median counts. One more goes before, which loads weights.
     pub runs: usize,
-    /// A Python interpreter with torch and diffusers, to time on the same checkpoint.
-    pub torch: Option<PathBuf>,
+    /// Other programs to time on the same checkpoint.
+    pub peers: Option<Peers>,
+}
+
+/// Programs that `oracle/bench_peers.py` knows.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// A Python interpreter that has them.
+    pub python: PathBuf,
+    /// Their names, with commas between.
+    pub names: String,
 }
 
 /// One network's figures.
@@ -65,8 +74,8 @@ pub fn run(plan: &Plan, setup: &Setup) -> Result<String> {
         let (seconds, computed) = median(&mut setup.runner(component)?, &program, &tables, plan.runs)?;
         rows.push(Row { what, work: Work::of(&program), seconds, computed });
     }
-    let torch = plan.torch.as_deref().map(|python| torch(python, plan, setup)).transpose()?;
-    report(&model, plan, setup, &ceilings, &rows, torch.as_ref())
+    let peers = plan.peers.as_ref().map(|peers| times(peers, plan, setup)).transpose()?;
+    report(&model, plan, setup, &ceilings, &rows, peers.as_ref())
 }
 
 /// Runs a program on smooth patterns for what it reads: seconds, and the computations of the last run.
@@ -110,14 +119,16 @@ fn pattern(name: &str, dims: &[usize], dtype: DType) -> Result<Tensor> {
     })
 }
 
-/// Seconds by network and type, of the reference classes in torch.
-fn torch(python: &Path, plan: &Plan, setup: &Setup) -> Result<BTreeMap<String, Value>> {
-    let script = crate::repo_root().join("oracle/bench_torch.py");
+/// Seconds of other programs, by program and type, and by network.
+fn times(peers: &Peers, plan: &Plan, setup: &Setup) -> Result<BTreeMap<String, Value>> {
+    let script = crate::repo_root().join("oracle/bench_peers.py");
     let threads = setup.threads.max(1);
-    let out = Command::new(python)
+    let out = Command::new(&peers.python)
         .arg(&script)
         .arg(&plan.model)
         .args([
+            "--peers",
+            &peers.names,
             "--size",
             &plan.side.to_string(),
             "--runs",
@@ -126,12 +137,12 @@ fn torch(python: &Path, plan: &Plan, setup: &Setup) -> Result<BTreeMap<String, V
             &threads.to_string(),
         ])
         .output()
-        .with_context(|| format!("run {}", python.display()))?;
+        .with_context(|| format!("run {}", peers.python.display()))?;
     if !out.status.success() {
         bail!("{}: {}", script.display(), String::from_utf8_lossy(&out.stderr));
     }
     let text = String::from_utf8_lossy(&out.stdout);
-    serde_json::from_str(text.lines().last().unwrap_or_default()).context("read what bench_torch.py printed")
+    serde_json::from_str(text.lines().last().unwrap_or_default()).context("read what bench_peers.py printed")
 }
 
 fn report(
@@ -140,7 +151,7 @@ fn report(
     setup: &Setup,
     ceilings: &Ceilings,
     rows: &[Row],
-    torch: Option<&BTreeMap<String, Value>>,
+    peers: Option<&BTreeMap<String, Value>>,
 ) -> Result<String> {
     let device = Device::find(&setup.device)?;
     let types = setup.weight_type.map_or("stored".to_owned(), |t| t.to_string());
@@ -158,7 +169,7 @@ fn report(
         ceilings.read,
         peak_memory().unwrap_or(0) / 1000
     );
-    let columns: Vec<&str> = torch.iter().flat_map(|t| t.keys().map(String::as_str)).collect();
+    let columns: Vec<&str> = peers.iter().flat_map(|t| t.keys().map(String::as_str)).collect();
     let head: String = columns.iter().map(|c| format!(" {c}, s | ratio |")).collect();
     out += &format!("| network | GFLOP | products, convolutions, attention | s | GFLOP/s | of ceiling |{head}\n");
     out += &format!("|---|---|---|---|---|---|{}\n", "---|---|".repeat(columns.len()));
@@ -176,7 +187,7 @@ fn report(
             100.0 * speed / most
         );
         for column in &columns {
-            let other = torch.and_then(|t| t.get(*column)?.get(*what)?.as_f64());
+            let other = peers.and_then(|t| t.get(*column)?.get(*what)?.as_f64());
             out += &other.map_or(" | |".to_owned(), |other| format!(" {other:.3} | {:.2} |", seconds / other));
         }
         out.push('\n');
