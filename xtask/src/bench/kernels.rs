@@ -1,6 +1,6 @@
 //! What a network's time goes to, by kernel.
 
-use sd_core::Computed;
+use super::Row;
 use std::collections::BTreeMap;
 
 /// Sums of one kernel's computations.
@@ -14,9 +14,9 @@ struct Sum {
 
 /// A table in Markdown of the kernels that took the longest first. Products are compared with `gflops`, what else there
 /// is with `read`, both of one thread.
-pub(super) fn table(what: &str, computed: &[Computed], gflops: f64, read: f64) -> String {
+pub(super) fn table(row: &Row, gflops: f64, read: f64) -> String {
     let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
-    for c in computed {
+    for c in &row.computed {
         let sum = sums.entry(c.kernel).or_default();
         sum.calls += 1;
         sum.operations += c.operations;
@@ -26,7 +26,8 @@ pub(super) fn table(what: &str, computed: &[Computed], gflops: f64, read: f64) -
     let mut rows: Vec<(&str, Sum)> = sums.into_iter().collect();
     rows.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
     let all: f64 = rows.iter().map(|r| r.1.seconds).sum();
-    let mut out = format!("\n{what}: {} calls\n\n", computed.len());
+    let (calls, workspace) = (row.computed.len(), row.workspace as f64 / 1e6);
+    let mut out = format!("\n{}: {calls} calls, {workspace:.0} MB of workspace\n\n", row.what);
     out += "| kernel | calls | s | share | GFLOP/s | GB/s | of ceiling |\n|---|---|---|---|---|---|---|\n";
     for (kernel, Sum { calls, operations, bytes, seconds }) in rows {
         let seconds = seconds.max(1e-9);
@@ -44,12 +45,15 @@ pub(super) fn table(what: &str, computed: &[Computed], gflops: f64, read: f64) -
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::Work;
+    use sd_core::Computed;
 
     #[test]
     fn calls_of_a_kernel_are_one_row() {
         let one = |kernel, operations, bytes, seconds| Computed { kernel, operations, bytes, seconds };
         let all = [one("Join", 0.0, 4e9, 2.0), one("Linear", 6e9, 1.0, 1.0), one("Linear", 14e9, 1.0, 4.0)];
-        let table = table("step", &all, 8.0, 4.0);
+        let (computed, work) = (all.to_vec(), Work::default());
+        let table = table(&Row { what: "step", work, seconds: 7.0, computed, workspace: 0 }, 8.0, 4.0);
         let rows: Vec<&str> = table.lines().skip(5).collect();
         let linear = "| Linear | 2 | 5.000 | 71.4 % | 4 | 0.0 | 50 % |";
         assert_eq!(rows, [linear, "| Join | 1 | 2.000 | 28.6 % | 0 | 2.0 | 50 % |"]);

@@ -48,6 +48,8 @@ struct Row {
     seconds: f64,
     /// What the last run computed.
     computed: Vec<Computed>,
+    /// Bytes of intermediate values.
+    workspace: usize,
 }
 
 /// Times text encoders (two windows), one evaluation of the diffusion network with guidance (a batch of two) and a
@@ -71,8 +73,10 @@ pub fn run(plan: &Plan, setup: &Setup) -> Result<String> {
             part => (part.name(), model.text_program(part, 2, info.defaults.clip_skip)?),
         };
         let tables = if component.part() == Part::Diffusion { model.tables(&e)? } else { Vec::new() };
-        let (seconds, computed) = median(&mut setup.runner(component)?, &program, &tables, plan.runs)?;
-        rows.push(Row { what, work: Work::of(&program), seconds, computed });
+        let mut runner = setup.runner(component)?;
+        let workspace = runner.measure(&program)?.iter().map(|s| s.workspace).max().unwrap_or(0);
+        let (seconds, computed) = median(&mut runner, &program, &tables, plan.runs)?;
+        rows.push(Row { what, work: Work::of(&program), seconds, computed, workspace });
     }
     let peers = plan.peers.as_ref().map(|peers| times(peers, plan, setup)).transpose()?;
     report(&model, plan, setup, &ceilings, &rows, peers.as_ref())
@@ -193,7 +197,7 @@ fn report(
         out.push('\n');
     }
     for row in rows {
-        out += &kernels::table(row.what, &row.computed, most, ceilings.read);
+        out += &kernels::table(row, most, ceilings.read);
     }
     Ok(out)
 }
