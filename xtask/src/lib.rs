@@ -4,6 +4,7 @@
 pub mod accept;
 pub mod bench;
 mod lora;
+pub mod memory;
 pub mod networks;
 pub mod oracle;
 pub mod synth;

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, bench, networks, oracle, repo_root, synth, tidy};
+use xtask::{accept, bench, memory, networks, oracle, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -46,8 +46,16 @@ enum Task {
         /// Scripts of oracle/ to run instead of all.
         scripts: Vec<String>,
     },
-    /// Check real files that lie beside the repository, where they do.
+    /// Check real files that lie beside the repository, where they do, and what `memory` does.
     Accept,
+    /// Draw with SD 1.5 on a worker with little memory and measure what it takes; writes 2 GB below target/.
+    Memory,
+    /// Serve the processor at host:port for `memory`.
+    #[command(hide = true)]
+    Serve {
+        /// Where to listen.
+        endpoint: String,
+    },
     /// Time the networks of a checkpoint; build with --release for numbers that mean something.
     Bench {
         /// The checkpoint; without it a random one of SD 1.5's size is made under target/.
@@ -116,7 +124,12 @@ fn main() -> Result<()> {
         Task::Tidy => check_tidiness(),
         Task::Synth { model, output, dtype, seed } => synthesize(&model, output.as_deref(), dtype, seed),
         Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
-        Task::Accept => print_lines(&accept::run(&repo_root())?),
+        Task::Accept => {
+            print_lines(&accept::run(&repo_root())?)?;
+            print_lines(&memory::run(&random_sd15(&repo_root())?)?)
+        }
+        Task::Memory => print_lines(&memory::run(&random_sd15(&repo_root())?)?),
+        Task::Serve { endpoint } => memory::serve(&endpoint),
         Task::Bench { model, size, runs, peers, python, output, setup } => {
             let model = model.map_or_else(|| random_sd15(&repo_root()), Ok)?;
             let peers = python.map(|python| bench::Peers { python, names: peers.unwrap_or("torch".to_owned()) });

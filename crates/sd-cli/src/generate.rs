@@ -3,35 +3,78 @@
 use crate::args::Args;
 use crate::console::{Bar, Console};
 use crate::convert;
-use crate::request::request;
+use crate::request::requests;
 use anyhow::{Context, Result, bail};
 use sd_io::{Image, output_path};
-use sd_runtime::{CancelToken, Engine, GeneratedImage, Importance, Observer, PreviewPicture, Progress};
+use sd_runtime::{
+    CancelToken, Engine, GeneratedImage, ImageRequest, Importance, Observer, PreviewPicture, Progress, Trace,
+};
+use serde_json::json;
+use std::fmt::Write as _;
 use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
 use tracing::{debug, info, warn};
 
 /// Draws what `args` ask for and writes the files.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
-    let request = request(args)?;
-    let output = Output::new(args);
-    output.check()?;
+    let requests = requests(args)?;
+    let output = Output::new(args, requests.len())?;
+    if !args.cli.dry_run {
+        output.check()?;
+    }
     let importance = importance(args)?;
-    let mut engine = open(args)?;
+    let trace = args.cli.trace.as_deref().map(Traced::new).transpose()?;
+    let mut engine = open(args, trace.as_ref())?;
     let model = engine.info();
     info!("{} model {} on {}", model.family, model.name, model.device);
     for unused in &model.unused {
         debug!("not used: {unused}");
     }
-    let mut watcher = Watcher { bar: Bar::new(console), output, cancel, saved: Ok(()), previews: 0 };
-    let drawn = engine.generate_each(&request, &mut watcher, cancel);
-    // A file that could not be written stopped the request; that is what the user needs to hear.
-    watcher.saved?;
+    if args.cli.dry_run {
+        return dry_run(&mut engine, &requests);
+    }
+    let drawn = draw(&mut engine, args, &requests, output, console, cancel);
+    trace.map_or(Ok(()), |trace| trace.write())?;
     drawn?;
     if let (Some((path, mut all)), Some(found)) = (importance, engine.importance()) {
         all.merge(found.clone()).context("--imat-out")?;
         all.save(path).context("--imat-out")?;
         info!("wrote {}: the importance of the columns of {} weights", path.display(), all.len());
+    }
+    Ok(())
+}
+
+fn draw(
+    engine: &mut Engine,
+    args: &Args,
+    requests: &[ImageRequest],
+    output: Output,
+    console: &Console,
+    cancel: &CancelToken,
+) -> Result<()> {
+    let each = args.generation.batch_count as usize;
+    let mut watcher = Watcher {
+        bar: Bar::new(console),
+        output,
+        first: 0,
+        begun: Instant::now(),
+        cancel,
+        saved: Ok(()),
+        previews: 0,
+    };
+    for (number, request) in requests.iter().enumerate() {
+        watcher.first = number * each;
+        let drawn = engine.generate_each(request, &mut watcher, cancel);
+        // A file that could not be written stopped the request; that is what the user needs to hear.
+        std::mem::replace(&mut watcher.saved, Ok(()))?;
+        drawn?;
+    }
+    for module in engine.memory().modules {
+        let mb = |bytes: usize| bytes as f64 / 1e6;
+        debug!("{}: weights {:.1} MB, home {}", module.module, mb(module.weights), module.home);
     }
     Ok(())
 }
@@ -48,8 +91,42 @@ fn importance(args: &Args) -> Result<Option<(&Path, Importance)>> {
     Ok(Some((path, convert::importance(args)?)))
 }
 
-fn open(args: &Args) -> Result<Engine> {
-    let mut builder = args.model.engine()?;
+/// Prints what each part would take for the first of `requests`, which differ in their texts only.
+fn dry_run(engine: &mut Engine, requests: &[ImageRequest]) -> Result<()> {
+    let mut text = String::from("part\tcomputes on\tweights in\tweights MB\tworkspace MB\tpieces\n");
+    let parts = requests.first().map(|request| engine.outline(request)).transpose()?;
+    for p in parts.into_iter().flatten() {
+        let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
+        let (weights, workspace) = (mb(p.weights as f64), mb(p.workspace as f64));
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}\t{}\t{}\t{weights}\t{workspace}\t{}", p.part, p.device, p.home, p.segments);
+    }
+    std::io::stdout().lock().write_all(text.as_bytes()).context("--dry-run")
+}
+
+/// A record of the work, and the file it goes to.
+struct Traced(Arc<Trace>, File, PathBuf);
+
+impl Traced {
+    /// Finds out before the work whether the file can be written.
+    fn new(path: &Path) -> Result<Traced> {
+        let file = File::create(path).with_context(|| format!("--trace {}", path.display()))?;
+        Ok(Traced(Trace::new(), file, path.to_owned()))
+    }
+
+    fn write(self) -> Result<()> {
+        let Traced(trace, file, path) = self;
+        let mut to = BufWriter::new(file);
+        let written = trace.write(&mut to).and_then(|()| to.flush());
+        written.with_context(|| format!("--trace {}", path.display()))
+    }
+}
+
+fn open(args: &Args, trace: Option<&Traced>) -> Result<Engine> {
+    let mut builder = args.model.engine();
+    if let Some(Traced(trace, ..)) = trace {
+        builder = builder.trace(trace.clone());
+    }
     if let Some(path) = args.hires.file()? {
         builder = builder.hires_upscaler(path);
     }
@@ -76,18 +153,23 @@ pub(crate) struct Output {
     /// Where previews are written.
     preview: String,
     metadata: bool,
+    /// Whether each picture is told on stdout.
+    json: bool,
 }
 
 impl Output {
-    pub(crate) fn new(args: &Args) -> Output {
-        Output {
+    /// Names for pictures of that many prompts.
+    pub(crate) fn new(args: &Args, prompts: usize) -> Result<Output> {
+        let total = prompts.checked_mul(args.generation.batch_count as usize);
+        Ok(Output {
             pattern: args.cli.output.clone(),
             begin: u64::try_from(args.cli.output_begin_idx).unwrap_or(0),
-            total: args.generation.batch_count as usize,
+            total: total.context("--batch-count: too many pictures")?,
             quality: args.cli.compression_quality,
             preview: args.preview.preview_path.clone(),
             metadata: !args.generation.disable_image_metadata,
-        }
+            json: args.cli.json,
+        })
     }
 
     fn path(&self, index: usize) -> PathBuf {
@@ -123,10 +205,21 @@ impl Output {
         Ok(())
     }
 
-    fn save(&self, index: usize, image: &GeneratedImage) -> Result<()> {
+    fn save(&self, index: usize, image: &GeneratedImage, seconds: f64) -> Result<()> {
         let picture = Image::new(image.width, image.height, image.rgb.clone())?;
         let path = self.write(index, &picture, &image.parameters.to_text())?;
         info!("wrote {} (seed {})", path.display(), image.parameters.seed);
+        if self.json {
+            let line = json!({
+                "file": path.to_string_lossy(),
+                "seed": image.parameters.seed,
+                "width": image.width,
+                "height": image.height,
+                "seconds": (seconds * 1e3).round() / 1e3,
+                "parameters": image.parameters,
+            });
+            writeln!(std::io::stdout().lock(), "{line}").context("--json")?;
+        }
         Ok(())
     }
 
@@ -149,6 +242,10 @@ impl Output {
 struct Watcher<'a> {
     bar: Bar,
     output: Output,
+    /// The number of the request's first picture.
+    first: usize,
+    /// When the picture that is drawn now was begun.
+    begun: Instant,
     cancel: &'a CancelToken,
     saved: Result<()>,
     /// How many previews there were.
@@ -176,7 +273,9 @@ impl Observer for Watcher<'_> {
 
     fn image(&mut self, index: usize, image: &GeneratedImage) {
         if self.saved.is_ok() {
-            self.saved = self.output.save(index, image);
+            let seconds = self.begun.elapsed().as_secs_f64();
+            self.saved = self.output.save(self.first + index, image, seconds);
+            self.begun = Instant::now();
         }
         if self.saved.is_err() {
             self.cancel.cancel();

@@ -7,22 +7,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 /// Options that take no value.
-const FLAGS: &[&str] = &[
-    "mmap",
-    "eager-load",
-    "fa",
-    "diffusion-fa",
-    "diffusion-conv-direct",
-    "vae-conv-direct",
-    "force-sdxl-vae-conv-scale",
-    "disable-prefetch",
-    "disable-segmented-compute",
-    "offload-to-cpu",
-    "clip-on-cpu",
-    "vae-on-cpu",
-    "control-net-cpu",
-    "temporal-tiling",
-];
+const FLAGS: &[&str] = &["temporal-tiling"];
 
 /// Options that take one value.
 const VALUES: &[&str] = &[
@@ -40,10 +25,6 @@ const VALUES: &[&str] = &[
     "photo-maker",
     "pulid-weights",
     "model-args",
-    "params-backend",
-    "split-mode",
-    "auto-fit",
-    "max-vram",
     "high-noise-steps",
     "high-noise-cfg-scale",
     "high-noise-img-cfg-scale",

@@ -11,44 +11,55 @@ mod metadata;
 mod model_info;
 mod request;
 mod upscale;
+mod worker;
 
 use anyhow::{Context, Result, bail};
 use args::{Args, Mode};
+use clap::Parser;
 use console::Console;
-use sd_runtime::Device;
 use std::io::{self, Write};
 use std::process::ExitCode;
 use tracing::{debug, error};
+use worker::Worker;
 
 fn main() -> ExitCode {
-    let args = match Args::read(std::env::args_os()) {
-        Ok(args) => args,
+    let console = Console::default();
+    let mut argv = std::env::args_os();
+    let result = if argv.nth(1).is_some_and(|word| word == worker::NAME) {
+        Worker::try_parse_from(std::env::args_os().skip(1)).map(|worker| worker.run(&console))
+    } else {
+        Args::read(std::env::args_os()).map(|args| draw(&args, &console))
+    };
+    match result {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(e)) => {
+            error!("{e:#}");
+            ExitCode::FAILURE
+        }
         // Help and version are errors to clap; both go to stdout.
         Err(e) => {
             let printed = e.print();
-            return if e.use_stderr() || printed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-        }
-    };
-    let console = Console::default();
-    console.log(args.cli.log_level, args.cli.color);
-    debug!("sd-rs {}", env!("CARGO_PKG_VERSION"));
-    debug!("{args:?}");
-    match run(&args, &console) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            error!("{e:#}");
-            ExitCode::FAILURE
+            if e.use_stderr() || printed.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
         }
     }
 }
 
+/// Starts to log, and does what `args` say.
+fn draw(args: &Args, console: &Console) -> Result<()> {
+    console.log(args.cli.log_level, args.cli.color);
+    debug!("sd-rs {}", env!("CARGO_PKG_VERSION"));
+    debug!("{args:?}");
+    run(args, console)
+}
+
 fn run(args: &Args, console: &Console) -> Result<()> {
+    if let Some(shell) = args.cli.completions {
+        return io::stdout().lock().write_all(&Args::completions(shell)).context("--completions");
+    }
     args.model.add_servers()?;
     if args.context.list_devices {
-        let mut stdout = io::stdout().lock();
-        for device in Device::all() {
-            writeln!(stdout, "{}\t{}", device.name(), device.description()).context("--list-devices")?;
-        }
+        let list = sd_options::list_devices();
+        io::stdout().lock().write_all(list.as_bytes()).context("--list-devices")?;
         return Ok(());
     }
     if let Some(file) = &args.cli.model_info {

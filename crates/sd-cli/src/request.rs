@@ -7,15 +7,54 @@ use sd_runtime::{
     ControlChoice, ImageRequest, InputImage, InputMask, MAX_PROMPT, ReferenceIndex, SkipLayers, UpscaleOptions,
 };
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use tracing::warn;
 
 /// Sides are multiples of this: the autoencoder shrinks them eight times.
 const SIDE_STEP: u32 = 8;
+/// The most bytes that a file of prompts may have.
+const MAX_PROMPTS_FILE: u64 = 16 << 20;
 
-/// What `args` ask for.
-pub(crate) fn request(args: &Args) -> Result<ImageRequest> {
+/// What `args` ask for: a request for each prompt.
+pub(crate) fn requests(args: &Args) -> Result<Vec<ImageRequest>> {
+    let one = request(args)?;
+    let Some(file) = &args.generation.prompts_file else { return Ok(vec![one]) };
+    let lines = lines(file).with_context(|| format!("--prompts-file {}", file.display()))?;
+    Ok(lines.into_iter().map(|prompt| ImageRequest { prompt, ..one.clone() }).collect())
+}
+
+/// The lines of a file, or of stdin for `-`, without empty ones.
+fn lines(file: &Path) -> Result<Vec<String>> {
+    let reader: Box<dyn BufRead> = if file == Path::new("-") {
+        Box::new(std::io::stdin().lock())
+    } else {
+        Box::new(BufReader::new(File::open(file)?))
+    };
+    let mut lines = Vec::new();
+    // A device such as /dev/zero has no end.
+    for (number, line) in (1..).zip(reader.take(MAX_PROMPTS_FILE + 1).lines()) {
+        let line = line?;
+        if line.len() > MAX_PROMPT {
+            bail!("line {number}: more than {MAX_PROMPT} bytes, the most a prompt can have");
+        }
+        if line.contains('\0') {
+            bail!("line {number}: holds a NUL character, want text");
+        }
+        if !line.trim().is_empty() {
+            lines.push(line.trim().to_owned());
+        }
+    }
+    if lines.is_empty() {
+        bail!("holds no prompt");
+    }
+    if lines.iter().map(|line| line.len() as u64).sum::<u64>() > MAX_PROMPTS_FILE {
+        bail!("more than {MAX_PROMPTS_FILE} bytes");
+    }
+    Ok(lines)
+}
+
+fn request(args: &Args) -> Result<ImageRequest> {
     let Args { context, generation, steps, pictures, model, .. } = args;
     let by_model = model.control_net.is_empty();
     let references = References::new(args)?;

@@ -12,7 +12,7 @@ use tracing::info;
 /// Makes the picture of `--init-img` larger.
 pub(crate) fn run(args: &Args, console: &Console, cancel: &CancelToken) -> Result<()> {
     let Some(input) = &args.pictures.init_img else { bail!("-M upscale: give the picture with --init-img") };
-    let output = Output::new(args);
+    let output = Output::new(args, 1)?;
     output.check()?;
     let file = std::fs::read(input).with_context(|| format!("--init-img {}", input.display()))?;
     let image = Image::decode(&file).with_context(|| format!("--init-img {}", input.display()))?;

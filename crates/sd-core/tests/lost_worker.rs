@@ -47,7 +47,10 @@ struct Worker(Child, String);
 impl Worker {
     fn start() -> Worker {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let endpoint = format!("127.0.0.1:{port}");
+        Worker::start_at(format!("127.0.0.1:{port}"))
+    }
+
+    fn start_at(endpoint: String) -> Worker {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "serves_when_asked"])
             .env("SD_TEST_SERVE", &endpoint)
@@ -75,7 +78,7 @@ impl Drop for Worker {
 #[test]
 fn serves_when_asked() {
     if let Ok(endpoint) = std::env::var("SD_TEST_SERVE") {
-        panic!("{}", serve_rpc(&endpoint, 1).unwrap_err());
+        panic!("{}", serve_rpc(&endpoint, 1, &[Device::cpu().unwrap()]).unwrap_err());
     }
 }
 
@@ -140,7 +143,7 @@ fn a_connection_that_breaks_anywhere_is_an_error() {
 }
 
 #[test]
-fn a_worker_that_dies_during_a_run_is_an_error_that_stays() {
+fn a_worker_that_dies_during_a_run_is_an_error_until_it_is_there_again() {
     let mut worker = Worker::start();
     let (weights, program, x) = network(40);
     let device = add_rpc_server(&worker.1).unwrap().remove(0);
@@ -165,9 +168,19 @@ fn a_worker_that_dies_during_a_run_is_an_error_that_stays() {
     assert!(e.contains(&format!("RPC worker {} was lost", worker.1)) && e.contains("hint: "), "{e}");
     let again = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap_err().to_string();
     assert!(again.contains("was lost"), "{again}");
-    assert!(add_rpc_server(&worker.1).unwrap_err().to_string().contains("was lost"));
-    // Other devices do not care.
+    // It is not there to connect to.
+    assert!(add_rpc_server(&worker.1).unwrap_err().to_string().contains(&worker.1));
+    let worker = Worker::start_at(worker.1.clone());
+    assert!(add_rpc_server(&worker.1).is_ok_and(|again| again[0].is_same(&device)));
+    // What this runner had there is gone: nothing it computes now gets out.
+    let stale = runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap_err().to_string();
+    assert!(stale.contains("what it had in memory is gone"), "{stale}");
     drop(runner);
+    add_rpc_server(&worker.1).unwrap();
+    device.check().unwrap();
+    let mut new = self::runner(device, weights.clone()).unwrap();
+    assert_eq!(new.run(&program, &[("x", &x)], &CancelToken::new()).unwrap(), first);
+    // Other devices do not care.
     let mut cpu = self::runner(Device::cpu().unwrap(), weights).unwrap();
     cpu.run(&program, &[("x", &x)], &CancelToken::new()).unwrap();
 }

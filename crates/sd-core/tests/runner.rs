@@ -242,7 +242,7 @@ fn wrong_inputs_are_errors_and_the_runner_goes_on() {
     }
 }
 
-/// A source whose tensor `block.1` fails once.
+/// A source of which a tensor of `blocks.1` is broken as long as it says so.
 struct Failing(Arc<Checkpoint>, std::sync::atomic::AtomicBool);
 
 impl WeightSource for Failing {
@@ -253,7 +253,7 @@ impl WeightSource for Failing {
         self.0.meta(name)
     }
     fn bytes(&self, name: &str) -> Result<Bytes> {
-        if name.starts_with("blocks.1.o") && self.1.swap(false, std::sync::atomic::Ordering::SeqCst) {
+        if name.starts_with("blocks.1.o") && self.1.load(std::sync::atomic::Ordering::SeqCst) {
             return Ok(Bytes::from(vec![0; 3]));
         }
         self.0.bytes(name)
@@ -271,10 +271,11 @@ fn a_failure_names_segment_and_phase_and_leaves_the_runner_usable() {
     let x = inputs(&mut r, 5);
     for device in devices() {
         let failing = Arc::new(Failing(source.clone(), true.into()));
-        let mut runner = Runner::new(device.clone(), failing, options(Cuts::All)).unwrap();
+        let mut runner = Runner::new(device.clone(), failing.clone(), options(Cuts::All)).unwrap();
         let e = run(&mut runner, &program, &x).unwrap_err().to_string();
         assert!(e.contains("segment blocks.1: loading weights"), "{e}");
         assert!(e.contains("blocks.1.o.weight has 3 bytes"), "{e}");
+        failing.1.store(false, std::sync::atomic::Ordering::SeqCst);
         let mut other = Runner::new(device, source.clone(), options(Cuts::All)).unwrap();
         assert_eq!(run(&mut runner, &program, &x).unwrap(), run(&mut other, &program, &x).unwrap());
     }

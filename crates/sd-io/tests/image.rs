@@ -267,3 +267,26 @@ fn broken_pictures_are_errors() {
     assert!(Image::open(dir.path()).unwrap_err().to_string().contains("not a regular file"));
     assert!(Image::new(2, 2, vec![0; 11]).is_err() && Image::new(0, 2, vec![]).is_err());
 }
+
+#[test]
+fn what_is_cut_off_is_an_error_and_sizes_are_refused_before_decoding() {
+    let image = gradient(64, 48);
+    let progressive = std::fs::read(data("turned.jpg")).unwrap();
+    for jpeg in [image.to_jpeg(90, None).unwrap(), image.to_jpeg(90, Some("a text")).unwrap(), progressive] {
+        assert!(Image::decode(&jpeg).is_ok());
+        for missing in [2, 3, 10, jpeg.len() / 4] {
+            let e = Image::decode(&jpeg[..jpeg.len() - missing]).unwrap_err().to_string();
+            assert!(e.contains("Jpeg"), "{missing}: {e}");
+        }
+        // What stands after the end is no part of the picture.
+        assert!(Image::decode(&[&jpeg[..], b"\0\0trailer"].concat()).is_ok());
+    }
+    let e = Image::decode(&image.to_jpeg(90, None).unwrap()[..900]).unwrap_err().to_string();
+    assert!(e.contains("the end is missing"), "{e}");
+
+    let png = image.to_png(None).unwrap();
+    assert!(Image::decode_within(&png, 64 * 48).is_ok());
+    // The header says enough: the pixels are not there.
+    let e = Image::decode_within(&png[..60], 64 * 48 - 1).unwrap_err();
+    assert!(e.is_request() && e.to_string().contains("64x48 pixels, between 1 and 3071 are read"), "{e}");
+}

@@ -358,6 +358,13 @@ pub enum VaeFormat {
 }
 
 impl VaeFormat {
+    /// Channels of the latents.
+    pub(crate) fn channels(self) -> usize {
+        match self {
+            VaeFormat::Flux | VaeFormat::Sd3 => 16,
+        }
+    }
+
     /// Scale and shift of [`Latent`].
     pub(crate) fn latent(self) -> [f32; 2] {
         match self {

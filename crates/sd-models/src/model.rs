@@ -86,7 +86,15 @@ impl Model {
         let given = conditioning::sizes(&encoders, recipe.vector);
         fit(&facts, &given, &kl).map_err(|e| e.context(main.path().display().to_string()))?;
 
-        let [scale, shift] = files.vae_format.map_or(recipe.latent, VaeFormat::latent);
+        let format = files.vae_format.filter(|format| {
+            let fits = format.channels() == kl.latent;
+            if !fits {
+                let (name, channels) = (family.name(), kl.latent);
+                tracing::warn!("--vae-format: the latents of this {name} model have {channels} channels, those of that format {}; it has no effect", format.channels());
+            }
+            fits
+        });
+        let [scale, shift] = format.map_or(recipe.latent, VaeFormat::latent);
         let latent = Latent { channels: kl.latent, compression: kl.compression(), scale, shift };
         let size_multiple = latent.compression.saturating_mul(facts.multiple);
         let noise = match recipe.flow {

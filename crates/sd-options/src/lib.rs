@@ -7,4 +7,4 @@ mod model;
 pub mod value;
 
 pub use cache::{CacheArgs, mask};
-pub use model::ModelOptions;
+pub use model::{ModelOptions, list_devices};

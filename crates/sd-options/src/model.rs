@@ -1,16 +1,20 @@
 //! Which files make a model, and where it runs.
 
-use crate::value::{OwnVae, named, vae_format, weight_type, whole};
+use crate::value::{OwnVae, named, switch, vae_format, weight_type, whole};
 use clap::{ArgAction, Args};
 use sd_runtime::{
-    DType, Device, Engine, EngineBuilder, Error, LoraMode, ModelFiles, Part, Precision, Prediction, Result,
+    DType, Device, Engine, EngineBuilder, LoraMode, ModelFiles, Part, Precision, Prediction, Result, Shorthands,
     Upscaler, add_rpc_server,
 };
 use std::path::PathBuf;
-use tracing::info;
+use std::sync::Arc;
+use tracing::{debug, info};
 
 /// The model that is used when none is named: its file name and its bytes.
 const DEMO: (&str, &[u8]) = ("demo.safetensors", include_bytes!("../../../assets/demo.safetensors"));
+
+/// Heading of the options that say where modules compute and where weights are.
+const PLACEMENT: &str = "Devices and Memory";
 
 /// What is loaded, and where it runs.
 #[derive(Debug, Args)]
@@ -73,12 +77,84 @@ pub struct ModelOptions {
     /// CPU threads; 0 or less means one for each physical core
     #[arg(short, long, value_name = "int", default_value_t = -1, value_parser = whole(i32::MIN, i32::MAX))]
     threads: i32,
-    /// Device to compute on, by its name in sd-cli --list-devices
-    #[arg(long, value_name = "string", action = ArgAction::Append)]
+    /// Devices that compute: a name of --list-devices, module=device for one module, device&device to divide it
+    #[arg(long, value_name = "string", action = ArgAction::Append, help_heading = PLACEMENT)]
     backend: Vec<String>,
+    /// Where weights are between uses: a device, cpu for main memory, disk, or module=place
+    #[arg(long, value_name = "string", action = ArgAction::Append, help_heading = PLACEMENT)]
+    params_backend: Vec<String>,
+    /// How several devices share a module: layer or row, or module=mode
+    #[arg(long, value_name = "string", action = ArgAction::Append, help_heading = PLACEMENT)]
+    split_mode: Vec<String>,
+    /// GiB that may be used of each device, or device=GiB; negative leaves so much free; 0 sets no limit
+    #[arg(long, value_name = "string", default_value = "0", help_heading = PLACEMENT)]
+    max_vram: String,
+    /// Whether to find places where neither --backend nor --params-backend is given: on or off
+    #[arg(long, value_name = "string", default_value = "on", value_parser = switch, action = ArgAction::Set,
+        help_heading = PLACEMENT)]
+    auto_fit: bool,
+    /// Load all weights at the start instead of when they are needed
+    #[arg(long, help_heading = PLACEMENT)]
+    eager_load: bool,
+    /// Do not load the next weights while those before compute
+    #[arg(long, help_heading = PLACEMENT)]
+    disable_prefetch: bool,
+    /// Never compute a network in pieces that fit
+    #[arg(long, help_heading = PLACEMENT)]
+    disable_segmented_compute: bool,
+    /// The same as --params-backend cpu
+    #[arg(long, help_heading = PLACEMENT)]
+    offload_to_cpu: bool,
+    /// The same as --backend te=cpu
+    #[arg(long, help_heading = PLACEMENT)]
+    clip_on_cpu: bool,
+    /// The same as --backend vae=cpu
+    #[arg(long, help_heading = PLACEMENT)]
+    vae_on_cpu: bool,
+    /// The same as --backend controlnet=cpu
+    #[arg(long, help_heading = PLACEMENT)]
+    control_net_cpu: bool,
     /// RPC servers whose devices to use: host:port, several separated by commas
-    #[arg(long, value_name = "string", action = ArgAction::Append)]
+    #[arg(long, value_name = "string", action = ArgAction::Append, help_heading = PLACEMENT)]
     rpc_servers: Vec<String>,
+    #[command(flatten)]
+    always: Always,
+}
+
+/// Options of stable-diffusion.cpp that choose what this program always does.
+#[derive(Debug, Args)]
+struct Always {
+    #[arg(long, hide = true)]
+    mmap: bool,
+    #[arg(long, hide = true)]
+    fa: bool,
+    #[arg(long, hide = true)]
+    diffusion_fa: bool,
+    #[arg(long, hide = true)]
+    diffusion_conv_direct: bool,
+    #[arg(long, hide = true)]
+    vae_conv_direct: bool,
+    #[arg(long, hide = true)]
+    force_sdxl_vae_conv_scale: bool,
+}
+
+impl Always {
+    fn log(&self) {
+        let direct = "convolutions never hold an unrolled picture";
+        let attention = "attention never holds a matrix of all scores";
+        for (given, option, why) in [
+            (self.mmap, "--mmap", "files are always mapped"),
+            (self.fa, "--fa", attention),
+            (self.diffusion_fa, "--diffusion-fa", attention),
+            (self.diffusion_conv_direct, "--diffusion-conv-direct", direct),
+            (self.vae_conv_direct, "--vae-conv-direct", direct),
+            (self.force_sdxl_vae_conv_scale, "--force-sdxl-vae-conv-scale", "autoencoders compute in f32"),
+        ] {
+            if given {
+                debug!("{option} changes nothing: {why}");
+            }
+        }
+    }
 }
 
 impl ModelOptions {
@@ -115,26 +191,21 @@ impl ModelOptions {
     /// The upscaler alone, if one is named.
     ///
     /// # Errors
-    /// Its file cannot be read or holds no upscaler, or `--backend` is malformed or names no device.
+    /// Its file cannot be read or holds no upscaler, or an option of placement is malformed or names no device.
     pub fn upscaler(&self) -> Result<Option<Upscaler>> {
         let Some(path) = &self.upscale_model else { return Ok(None) };
-        let device = device(&self.backend)?.unwrap_or_default();
-        let upscaler = Upscaler::open(path, &device, self.threads());
-        upscaler.map(Some).map_err(|e| e.context("--upscale-model"))
+        self.place(Engine::builder()).upscaler(path).open_upscaler().map(Some)
     }
 
     /// An engine of what these options name, the demo model if they name none. The folder of LoRAs is not among them.
-    ///
-    /// # Errors
-    /// `--backend` is malformed or names no device.
-    pub fn engine(&self) -> Result<EngineBuilder> {
+    pub fn engine(&self) -> EngineBuilder {
         let files = self.files();
         let mut builder = Engine::builder();
         if files.model.is_none() && !files.parts.contains_key(&Part::Diffusion) {
             info!("no --model given: using the built-in demo model, which knows coloured shapes and nothing else");
             builder = builder.model_bytes(DEMO.0, DEMO.1);
         }
-        builder = builder.files(files).lora_mode(self.lora_apply_mode).threads(self.threads());
+        builder = builder.files(files).lora_mode(self.lora_apply_mode);
         if let Some(format) = self.vae_format.0 {
             builder = builder.vae_format(format);
         }
@@ -162,54 +233,43 @@ impl ModelOptions {
         if let Some(dtype) = self.weight_type {
             builder = builder.weight_type(dtype);
         }
-        builder = builder.precision(self.precision);
-        if let Some(device) = device(&self.backend)? {
-            // Found out before the files are read.
-            Device::find(&device).map_err(|e| e.context("--backend"))?;
-            builder = builder.device(device);
-        }
-        Ok(builder)
+        self.place(builder)
     }
-}
 
-/// The one device that `--backend` names, if it names one. Values given in several places count as one list.
-fn device(backend: &[String]) -> Result<Option<String>> {
-    let mut device = None;
-    let wrong = |item: &str, what: &str| Err(Error::request(format!("--backend {item}: {what}")));
-    for item in backend.iter().flat_map(|list| list.split(',')).map(str::trim).filter(|item| !item.is_empty()) {
-        let name = match item.split_once('=') {
-            Some(("all" | "default" | "*", name)) => name.trim(),
-            Some(_) => return wrong(item, "a device for one part of the model is not supported yet"),
-            None => item,
+    /// `builder` with what is said about devices and memory.
+    fn place(&self, builder: EngineBuilder) -> EngineBuilder {
+        self.always.log();
+        let shorthands = Shorthands {
+            offload_to_cpu: self.offload_to_cpu,
+            clip_on_cpu: self.clip_on_cpu,
+            vae_on_cpu: self.vae_on_cpu,
+            control_net_cpu: self.control_net_cpu,
         };
-        if name.contains('&') {
-            return wrong(item, "several devices at once are not supported yet");
-        }
-        device = Some(name.to_owned());
+        let [backend, params] = shorthands.before(&self.backend.join(","), &self.params_backend.join(","));
+        builder
+            .threads(self.threads())
+            .precision(self.precision)
+            .backend(backend)
+            .params_backend(params)
+            .split_mode(self.split_mode.join(","))
+            .max_vram(self.max_vram.clone())
+            .auto_fit(self.auto_fit)
+            .eager_load(self.eager_load)
+            .prefetch(!self.disable_prefetch)
+            .segmented(!self.disable_segmented_compute)
     }
-    Ok(device)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_backend_list_names_one_device() {
-        let device = |items: &[&str]| device(&items.iter().map(|s| (*s).to_owned()).collect::<Vec<_>>());
-        for (items, want) in [
-            (&[][..], None),
-            (&["CPU"], Some("CPU")),
-            (&["CPU, RPC0"], Some("RPC0")),
-            (&["CPU", "*=RPC0"], Some("RPC0")),
-            (&["CPU,auto"], Some("auto")),
-            (&[" , "], None),
-        ] {
-            assert_eq!(device(items).unwrap().as_deref(), want, "{items:?}");
-        }
-        for wrong in ["vae=cpu", "a&b"] {
-            let message = device(&[wrong]).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("--backend {wrong}")), "{message}");
-        }
-    }
+/// A line for each device of this process: name, description, and memory where the device says what it has.
+pub fn list_devices() -> String {
+    const MIB: usize = 1 << 20;
+    let line = |device: Arc<Device>| {
+        let memory = device.memory();
+        let memory = match memory.total {
+            0 => String::new(),
+            total => format!("\t{} of {} MiB free", memory.free / MIB, total / MIB),
+        };
+        format!("{}\t{}{memory}\n", device.name(), device.description())
+    };
+    Device::all().into_iter().map(line).collect()
 }

@@ -20,6 +20,18 @@ pub fn log_level(text: &str) -> Result<LevelFilter, String> {
     }
 }
 
+/// `on` or `off`.
+///
+/// # Errors
+/// It is neither.
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("want on or off".to_owned()),
+    }
+}
+
 /// A type that weights can be converted to.
 ///
 /// # Errors

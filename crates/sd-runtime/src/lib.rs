@@ -26,6 +26,7 @@ mod names;
 mod observer;
 mod parameters;
 mod picture;
+mod placement;
 mod preview;
 mod request;
 mod resample;
@@ -41,13 +42,15 @@ mod upscale;
 
 pub use cache::{CacheMode, StepCache};
 pub use convert::{Choice, Conversion, Converted, TypeRules};
-pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo};
+pub use engine::{Engine, EngineBuilder, LoraMode, ModelInfo, PartOutline};
 pub use files::ModelFiles;
 pub use guidance::{Apg, Guidance, GuidanceSchedule, Interval, Prediction, Predictions, Scales, Scalings};
 pub use hires::{Hires, HiresUpscaler};
 pub use input::{InputImage, InputMask};
+pub use names::nearest;
 pub use observer::{Observer, PreviewPicture, Progress, Stage, StepLatent};
 pub use parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
+pub use placement::Shorthands;
 pub use preview::{Preview, PreviewMode};
 pub use request::{
     ControlChoice, Defaults, GeneratedImage, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS,
@@ -56,8 +59,9 @@ pub use request::{
 pub use rng::{Rng, RngKind};
 pub use sampler::{Denoise, Estimate, Noise, SampleOptions, Sampler, SamplerKind, SamplerSetup};
 pub use schedule::{Ays, ScheduleInput, SchedulerKind, SigmaTable, TIMESTEPS, shifted};
-pub use sd_core::device::{DeviceKind, add_rpc_server};
-pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor};
+pub use sd_core::device::{DeviceKind, add_rpc_server, serve_rpc};
+pub use sd_core::residency::{DeviceMemory, MemoryReport, ModuleMemory};
+pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor, Trace};
 pub use sd_io::Importance;
 pub use sd_models::adapter::tags::{find as find_lora, list as list_loras};
 pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};

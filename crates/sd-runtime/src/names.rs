@@ -12,19 +12,20 @@ pub(crate) fn pick<T: Copy>(option: &str, given: &str, all: &[(&'static str, T)]
         return Ok(*value);
     }
     let names: Vec<&str> = all.iter().map(|(name, _)| *name).collect();
-    let lower: String = given.chars().take(LONGEST_SHOWN).flat_map(char::to_lowercase).collect();
-    let nearest = names
-        .iter()
-        .map(|name| (distance(&name.to_lowercase(), &lower), *name))
-        .min()
-        .filter(|(d, name)| *d * 2 <= name.len());
     let shown: String = given.chars().take(LONGEST_SHOWN).collect();
     let mut message = format!("{option}: no {shown:?}");
-    if let Some((_, name)) = nearest {
+    if let Some(name) = nearest(given, names.iter().copied()) {
         message.push_str(&format!(", did you mean {name}?"));
     }
     message.push_str(&format!(" (one of {})", names.join(", ")));
     Err(Error::request(message))
+}
+
+/// The name most like `given`, if one is like it at all.
+pub fn nearest<'a>(given: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let lower: String = given.chars().take(LONGEST_SHOWN).flat_map(char::to_lowercase).collect();
+    let near = names.map(|name| (distance(&name.to_lowercase(), &lower), name)).min();
+    near.filter(|(d, name)| *d * 2 <= name.len()).map(|(_, name)| name)
 }
 
 /// The name of `value` in a table: the first one when it has several.

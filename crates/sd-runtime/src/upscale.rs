@@ -55,9 +55,13 @@ impl Upscaler {
     /// # Errors
     /// The file cannot be read or holds no upscaler, or the device does not exist.
     pub fn open(path: &Path, device: &str, threads: usize) -> Result<Upscaler> {
+        Upscaler::open_on(path, Device::find(device)?, RunnerOptions { threads, ..RunnerOptions::default() })
+    }
+
+    /// [`Upscaler::open`] with all choices.
+    pub(crate) fn open_on(path: &Path, device: Arc<Device>, options: RunnerOptions) -> Result<Upscaler> {
         let network = Network::open(&Arc::new(Checkpoint::open(path)?))?;
-        let options = RunnerOptions { threads, ..RunnerOptions::default() };
-        let runner = Runner::new(Device::find(device)?, network.source(), options)?;
+        let runner = Runner::new(device, network.source(), options)?;
         let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         Ok(Upscaler { name, network, runner })
     }

@@ -3,16 +3,13 @@
 
 mod support;
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use sd_runtime::{
     CancelToken, Cuts, DType, Engine, EngineBuilder, ImageRequest, Precision, SamplerKind, SchedulerKind, Stage,
-    add_rpc_server,
 };
-use support::{Fixture, Log, generate, one, psnr, relative, sd1};
+use support::{Fixture, Log, generate, one, psnr, relative, remote_device, sd1};
 
 fn checkpoint() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
@@ -36,23 +33,6 @@ fn short() -> ImageRequest {
         sampler: Some(SamplerKind::EulerA),
         ..oracle_request()
     }
-}
-
-/// A GPU-type device: ggml's RPC server in this process, on the processor.
-fn remote_device() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        let endpoint = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-        let at = endpoint.clone();
-        std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1));
-        for _ in 0..200 {
-            if let Ok(devices) = add_rpc_server(&endpoint) {
-                return devices[0].name().to_owned();
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        panic!("no RPC server at {endpoint}");
-    })
 }
 
 /// Against the reference in f64: relative error of each latent, and peak signal-to-noise ratio of the picture in dB.

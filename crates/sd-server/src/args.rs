@@ -118,7 +118,7 @@ impl Args {
     /// Opens the model.
     pub(crate) fn open(&self) -> Result<Engine> {
         self.model.add_servers()?;
-        let mut builder = self.model.engine()?;
+        let mut builder = self.model.engine();
         if let Some(path) = &self.lora_model_dir {
             builder = builder.lora_folder(path);
         }

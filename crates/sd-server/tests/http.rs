@@ -200,6 +200,17 @@ fn loras() {
     let (status, answer) = server.post("/v1/images/generations", &ask);
     assert_eq!(status, 400, "{answer}");
     assert!(answer["error"].as_str().unwrap().starts_with("LoRA heron: not found"), "{answer}");
+    // A file that is none is the request's fault; where the folder is concerns nobody.
+    std::fs::write(folder.join("broken.safetensors"), b"\xff\x00\x00\x00\x00\x00\x00\x00{").unwrap();
+    for (name, want) in
+        [("broken", "LoRA broken: broken.safetensors: "), ("heron", "not found in the folder of LoRAs")]
+    {
+        let ask = json!({"prompt": format!("a<lora:{name}:1>"), "size": "64x64", "steps": 1});
+        let (status, answer) = server.post("/v1/images/generations", &ask);
+        let told = answer["error"].as_str().unwrap();
+        assert_eq!(status, 400, "{told}");
+        assert!(told.contains(want) && !told.contains(folder.to_str().unwrap()), "{told}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The command line: names, defaults and ranges of the options. `docs/cli.md` describes them for users.
 
+mod config;
 mod hires;
 mod larger;
 mod metadata;
@@ -11,6 +12,7 @@ use crate::later;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args as Group, Command, CommandFactory, FromArgMatches, Parser};
+use clap_complete::Shell;
 use hires::HiresOptions;
 use larger::Larger;
 pub(crate) use metadata::Metadata;
@@ -36,7 +38,8 @@ const VERSION: &str = concat!("version ", env!("CARGO_PKG_VERSION"));
     disable_version_flag = true,
     disable_help_flag = true,
     args_override_self = true,
-    max_term_width = 120
+    max_term_width = 120,
+    after_help = "sd-cli rpc-worker --help says how to serve this machine's devices to other machines."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -103,6 +106,21 @@ pub(crate) struct Cli {
     /// Print family, parts, missing parts, defaults and unread tensors of the given files, and stop
     #[arg(long, value_name = "path")]
     pub(crate) model_info: Option<Option<PathBuf>>,
+    /// File of options, TOML or JSON, as name = value; what the command line says wins
+    #[arg(long, value_name = "path")]
+    config: Option<PathBuf>,
+    /// Print where each part would run and the memory it would take, and stop
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print a line of JSON on stdout for every picture that is written
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// File for a record of what was loaded, computed and let go on devices, for Chrome's trace viewer or Perfetto
+    #[arg(long, value_name = "path")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Print what completes options in a shell, and stop: bash, elvish, fish, powershell or zsh
+    #[arg(long, value_name = "string")]
+    pub(crate) completions: Option<Shell>,
     /// Print this help
     #[arg(short, long, action = ArgAction::HelpShort)]
     help: Option<bool>,
@@ -145,6 +163,9 @@ pub(crate) struct Generation {
     /// File whose whole text is the prompt
     #[arg(long, value_name = "path", overrides_with = "prompt")]
     pub(crate) prompt_file: Option<PathBuf>,
+    /// File with a prompt in each line, - for stdin; pictures are drawn for all of them with the model loaded once
+    #[arg(long, value_name = "path", overrides_with_all = ["prompt", "prompt_file"])]
+    pub(crate) prompts_file: Option<PathBuf>,
     /// File whose whole text is the negative prompt
     #[arg(long, value_name = "path", overrides_with = "negative_prompt")]
     pub(crate) negative_prompt_file: Option<PathBuf>,
@@ -194,12 +215,27 @@ impl Args {
             ErrorKind::InvalidUtf8 => not_utf8(&mut command, &argv),
             _ => e,
         })?;
+        let matches = match matches.get_one::<PathBuf>("config") {
+            None => matches,
+            Some(file) => {
+                let all = config::extend(&mut command, &argv, &matches, file);
+                let all = all.map_err(|message| command.error(ErrorKind::InvalidValue, message))?;
+                command.try_get_matches_from_mut(all)?
+            }
+        };
         later::check(&mut command, &matches)?;
         let mut args = Args::from_arg_matches(&matches).map_err(|e| e.format(&mut command))?;
         if last_of(&matches, "verbose") > last_of(&matches, "log_level") {
             args.cli.log_level = LevelFilter::DEBUG;
         }
         Ok(args)
+    }
+
+    /// What completes the options in a shell.
+    pub(crate) fn completions(shell: Shell) -> Vec<u8> {
+        let mut out = Vec::new();
+        clap_complete::generate(shell, &mut Args::command(), "sd-cli", &mut out);
+        out
     }
 
     /// The options above and those of later versions. A value may start with a dash.

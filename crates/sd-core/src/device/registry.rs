@@ -100,6 +100,12 @@ impl Device {
         })
     }
 
+    /// A pretend device of that name, driver and kind with so much free memory: for plans on machines that are not there.
+    pub fn pretend(name: &str, driver: &str, kind: DeviceKind, memory: usize) -> Arc<Device> {
+        let (name, driver, description) = (name.into(), driver.into(), "computes nothing".into());
+        Arc::new(Device { name, description, driver, kind, what: What::Noop { memory } })
+    }
+
     /// The device a user's spelling names, whatever its case: nothing, `auto` or `default` for the first GPU, else the
     /// first integrated GPU, else the processor; `gpu` for the first GPU, else the first integrated one; a driver's
     /// name for its first device; a device's name; the beginning of one.
@@ -107,8 +113,15 @@ impl Device {
     /// # Errors
     /// No device has this name; the message lists those there are.
     pub fn find(name: &str) -> Result<Arc<Device>> {
-        let all = Device::all();
-        pick(&all, name).cloned().ok_or_else(|| {
+        Device::find_in(&Device::all(), name)
+    }
+
+    /// The same among `all`.
+    ///
+    /// # Errors
+    /// None of them has this name; the message lists them.
+    pub fn find_in(all: &[Arc<Device>], name: &str) -> Result<Arc<Device>> {
+        pick(all, name).cloned().ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
             Error::request(format!("there is no device {name:?}")).hint(format!("devices: {}", names.join(", ")))
         })
@@ -173,6 +186,17 @@ impl Device {
         }
     }
 
+    /// An error if it belongs to a remote worker that was lost.
+    ///
+    /// # Errors
+    /// It does; the message says why.
+    pub fn check(&self) -> Result<()> {
+        match &self.what {
+            What::Ggml(dev) => dev.check(),
+            What::Noop { .. } => Ok(()),
+        }
+    }
+
     /// ggml's device.
     pub(crate) fn ggml(&self) -> Result<Dev> {
         match &self.what {
@@ -204,7 +228,8 @@ fn pick<'a>(all: &'a [Arc<Device>], name: &str) -> Option<&'a Arc<Device>> {
 }
 
 /// Registers the devices that ggml's RPC server at `endpoint`, `host:port`, offers, and returns them. They stay for
-/// the life of the process. Traffic is neither authenticated nor encrypted.
+/// the life of the process. Traffic is neither authenticated nor encrypted. For a worker that was lost and is there again,
+/// the devices work again once everything that was on them is dropped.
 ///
 /// # Errors
 /// The endpoint is malformed, cannot be reached, is no RPC server, or speaks another version of the protocol.
@@ -212,13 +237,14 @@ pub fn add_rpc_server(endpoint: &str) -> Result<Vec<Arc<Device>>> {
     Ok(rpc::add_server(endpoint)?.into_iter().map(Device::of).collect())
 }
 
-/// Serves this machine's processor to one client after another at `endpoint`, `host:port`, with that many threads.
-/// Returns only on failure. ggml prints progress to standard output.
+/// Serves `devices` to one client after another at `endpoint`, `host:port`, the processor with that many threads, 0 for
+/// one per physical core. Returns only on failure. ggml prints progress to standard output.
 ///
 /// # Errors
-/// The endpoint is malformed or taken.
-pub fn serve_rpc(endpoint: &str, threads: usize) -> Result<()> {
-    rpc::serve(endpoint, threads)
+/// The endpoint is malformed or taken, or there are no devices.
+pub fn serve_rpc(endpoint: &str, threads: usize, devices: &[Arc<Device>]) -> Result<()> {
+    let devices = devices.iter().map(|d| d.ggml()).collect::<Result<Vec<_>>>()?;
+    rpc::serve(endpoint, crate::exec::threads(threads), &devices)
 }
 
 #[cfg(test)]
@@ -226,8 +252,7 @@ mod tests {
     use super::*;
 
     fn device(name: &str, driver: &str, kind: DeviceKind) -> Arc<Device> {
-        let what = What::Noop { memory: 1 };
-        Arc::new(Device { name: name.into(), description: String::new(), driver: driver.into(), kind, what })
+        Device::pretend(name, driver, kind, 1)
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub use options::{Precision, RunnerOptions, TypePolicy};
 
 /// How many threads `asked` means: 0 stands for one per physical core. ggml's threads wait for each other spinning, so
 /// with more of them than processors most of the time goes into waiting; results do not depend on the number.
-fn threads(asked: usize) -> usize {
+pub(crate) fn threads(asked: usize) -> usize {
     if asked > 0 { asked.min(usable_processors()) } else { physical_cores() }
 }
 

@@ -6,23 +6,30 @@
 
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
 
 use crate::error::{Error, Result};
 
 /// How long a worker may take to accept a connection and to greet.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
+/// After how long a silence the system asks whether the other one is there; it gives up after as much again.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// Of the protocol at the pinned version: `RPC_PROTO_MAJOR_VERSION`, `RPC_PROTO_MINOR_VERSION`.
 pub(super) const PROTOCOL: (u8, u8) = (7, 0);
 
-/// Commands of the protocol that are answered, as `ggml-rpc.cpp` numbers them; it answers no others.
+/// Commands of the protocol that are answered, as `ggml-rpc.cpp` numbers them; it answers no others. And the one that
+/// frees memory, which is not answered.
 pub(super) mod command {
     pub(crate) const ALLOC_BUFFER: u8 = 0;
     pub(crate) const GET_ALIGNMENT: u8 = 1;
     pub(crate) const GET_MAX_SIZE: u8 = 2;
     pub(crate) const BUFFER_GET_BASE: u8 = 3;
+    pub(crate) const FREE_BUFFER: u8 = 4;
     pub(crate) const SET_TENSOR_HASH: u8 = 7;
     pub(crate) const GET_TENSOR: u8 = 8;
     pub(crate) const COPY_TENSOR: u8 = 9;
@@ -47,8 +54,8 @@ pub(super) struct Relay {
 struct Worker {
     /// As the user wrote it.
     endpoint: String,
-    /// Why it is lost. A lost worker stays lost: ggml keeps what it learned from the answers in its place.
-    lost: OnceLock<String>,
+    /// Why it is lost. What it had in memory is lost with it, so connections of that time stay without it.
+    lost: Mutex<Option<String>>,
 }
 
 impl Relay {
@@ -57,7 +64,7 @@ impl Relay {
         let bad = |e: io::Error| Error::device(format!("RPC worker {endpoint}: no local relay: {e}"));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(bad)?;
         let address = listener.local_addr().map_err(bad)?;
-        let worker = Arc::new(Worker { endpoint: endpoint.to_owned(), lost: OnceLock::new() });
+        let worker = Arc::new(Worker { endpoint: endpoint.to_owned(), lost: Mutex::default() });
         let relayed = worker.clone();
         let accept = move || {
             for client in listener.incoming().flatten() {
@@ -87,18 +94,28 @@ impl Relay {
 
     /// An error if the worker is lost.
     pub(super) fn check(&self) -> Result<()> {
-        let Some(reason) = self.worker.lost.get() else { return Ok(()) };
+        let Some(reason) = self.worker.lost().clone() else { return Ok(()) };
         let message = format!("RPC worker {} was lost: {reason}", self.worker.endpoint);
-        Err(Error::device(message).hint("see its log, start it again, then this program"))
+        Err(Error::device(message).hint("see its log and start it again"))
+    }
+
+    /// Takes a worker that was lost for there again. Connections of before have nothing of it: if one of them is used,
+    /// it is lost again.
+    pub(super) fn revive(&self) {
+        *self.worker.lost() = None;
     }
 }
 
 impl Worker {
+    fn lost(&self) -> MutexGuard<'_, Option<String>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lose(&self, reason: impl Into<String>) {
         let reason = reason.into();
         tracing::debug!("RPC worker {}: {reason}", self.endpoint);
         // Only the first reason is the cause.
-        let _ = self.lost.set(reason);
+        self.lost().get_or_insert(reason);
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
@@ -107,6 +124,7 @@ impl Worker {
             match TcpStream::connect_timeout(&address, PATIENCE) {
                 Ok(stream) => {
                     stream.set_nodelay(true)?;
+                    keep_alive(&stream)?;
                     return Ok(stream);
                 }
                 Err(e) => last = e,
@@ -114,6 +132,13 @@ impl Worker {
         }
         Err(last)
     }
+}
+
+/// Has the system ask the other one whether it is still there when nothing is sent, so that a network that fails without
+/// a word ends the connection. A worker may compute as long as it wants to.
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    let keep = TcpKeepalive::new().with_time(SILENCE).with_interval(SILENCE / 6).with_retries(6);
+    SockRef::from(stream).set_tcp_keepalive(&keep)
 }
 
 /// Both ends of a connection through the relay.
@@ -149,6 +174,10 @@ impl<'a> Link<'a> {
                 self.connect();
                 greeted = true;
             }
+            // Memory that is gone need not be freed.
+            if self.remote.is_none() && command != command::FREE_BUFFER {
+                self.worker.lose("what it had in memory is gone");
+            }
             self.send(&head);
             let last = self.pass_request(u64::from_ne_bytes(length))?;
             self.flush();
@@ -160,7 +189,7 @@ impl<'a> Link<'a> {
     }
 
     fn connect(&mut self) {
-        if self.worker.lost.get().is_some() {
+        if self.worker.lost().is_some() {
             return;
         }
         let connected = self.worker.connect().and_then(|stream| {
@@ -279,5 +308,21 @@ fn stand_in(command: u8) -> Vec<u8> {
         // The worker has that tensor already.
         command::SET_TENSOR_HASH => vec![1],
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_to_workers_are_watched() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let endpoint = listener.local_addr().unwrap().to_string();
+        let stream = Worker { endpoint, lost: Mutex::default() }.connect().unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), SILENCE);
+        assert_eq!(socket.tcp_keepalive_retries().unwrap() * 10, 60);
     }
 }

@@ -28,15 +28,18 @@ unsafe extern "C" {
 static WORKERS: RwLock<Vec<(Relay, Vec<Dev>)>> = RwLock::new(Vec::new());
 
 /// Registers the devices of the server at `endpoint`, `host:port`, and returns them. Again for the same endpoint, it
-/// returns the same devices.
+/// returns the same devices, and connects to a worker that was lost if it is there again.
 pub(crate) fn add_server(endpoint: &str) -> Result<Vec<Dev>> {
     static ADDING: Mutex<()> = Mutex::new(());
     super::init();
     let _one_at_a_time = ADDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = |(relay, devices): &(Relay, Vec<Dev>)| relay.check().map(|()| devices.clone());
     let workers = WORKERS.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(worker) = workers.iter().find(|(relay, _)| relay.endpoint() == endpoint) {
-        return known(worker);
+    if let Some((relay, devices)) = workers.iter().find(|(relay, _)| relay.endpoint() == endpoint) {
+        if relay.check().is_err() {
+            probe(endpoint)?;
+            relay.revive();
+        }
+        return Ok(devices.clone());
     }
     drop(workers);
     probe(endpoint)?;
@@ -128,17 +131,27 @@ fn greet(mut stream: TcpStream) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Serves the CPU device at `endpoint` until the socket fails; blocks. ggml prints to standard output.
-pub(crate) fn serve(endpoint: &str, threads: usize) -> Result<()> {
+/// Serves `devices` at `endpoint` until the socket fails; blocks. ggml prints to standard output.
+pub(crate) fn serve(endpoint: &str, threads: usize, devices: &[Dev]) -> Result<()> {
     super::init();
-    let name = CString::new(endpoint).map_err(|_| Error::request(format!("{endpoint:?} is not host:port")))?;
+    let bad = || Error::request(format!("{endpoint:?} is not host:port"));
+    let name = CString::new(endpoint).map_err(|_| bad())?;
     if endpoint.matches(':').count() != 1 {
-        return Err(Error::request(format!("{endpoint:?} is not host:port")));
+        return Err(bad());
     }
-    let mut devices = [Dev::cpu()?.raw()];
+    if devices.is_empty() {
+        return Err(Error::request("there is no device to serve"));
+    }
+    let mut devices: Vec<_> = devices.iter().map(|d| d.raw()).collect();
     // SAFETY: the name is NUL-terminated, the device array has the given length and outlives the call.
     unsafe {
-        ggml_backend_rpc_start_server(name.as_ptr(), std::ptr::null(), threads.max(1), 1, devices.as_mut_ptr());
+        ggml_backend_rpc_start_server(
+            name.as_ptr(),
+            std::ptr::null(),
+            threads.max(1),
+            devices.len(),
+            devices.as_mut_ptr(),
+        );
     }
     Err(Error::device(format!("cannot serve at {endpoint}: is the port taken?")))
 }

@@ -5,6 +5,7 @@
 //! runners on a device; its documentation has the order in which things go. [`Cuts::Auto`](crate::Cuts) runs what does
 //! not fit in segments, whose weights then move to the device one segment ahead of the computation.
 
+pub mod autofit;
 mod load;
 mod manager;
 mod prefetch;

@@ -111,7 +111,7 @@ pub(crate) fn new_rpc() -> Arc<Device> {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let endpoint = format!("127.0.0.1:{port}");
     let at = endpoint.clone();
-    std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1));
+    std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1, &[Device::cpu().unwrap()]));
     for _ in 0..200 {
         if std::net::TcpStream::connect(&endpoint).is_ok() {
             return sd_core::device::add_rpc_server(&endpoint).unwrap().remove(0);

@@ -33,7 +33,7 @@ impl Image {
             let what = format!("a picture of {} bytes, at most {MAX_FILE} are read", file.len());
             return Err(Error::bad_file(path, what));
         }
-        decode(&file.prefix(file.len())?).map_err(|what| Error::bad_file(path, what))
+        decode(&file.prefix(file.len())?, MAX_PIXELS).map_err(|what| Error::bad_file(path, what))
     }
 
     /// Reads a picture from memory as [`Image::open`] does.
@@ -41,12 +41,20 @@ impl Image {
     /// # Errors
     /// As [`Image::open`].
     pub fn decode(bytes: &[u8]) -> Result<Image> {
-        decode(bytes).map_err(|what| Error::request(format!("picture: {what}")))
+        Image::decode_within(bytes, MAX_PIXELS)
+    }
+
+    /// [`Image::decode`] of at most so many pixels: the header of the file is looked at before anything is decoded.
+    ///
+    /// # Errors
+    /// As [`Image::open`]; more pixels.
+    pub fn decode_within(bytes: &[u8], pixels: u64) -> Result<Image> {
+        decode(bytes, pixels.min(MAX_PIXELS)).map_err(|what| Error::request(format!("picture: {what}")))
     }
 }
 
-fn decode(bytes: &[u8]) -> Result<Image, String> {
-    let (mut picture, orientation) = picture(bytes)?;
+fn decode(bytes: &[u8], most: u64) -> Result<Image, String> {
+    let (mut picture, orientation) = picture(bytes, most)?;
     picture.apply_orientation(orientation);
     let alpha = picture.color().has_alpha().then(|| alpha(&picture)).flatten();
     let rgb = picture.into_rgb8();
@@ -62,13 +70,13 @@ fn alpha(picture: &DynamicImage) -> Option<Vec<u8>> {
 
 /// The pixels as they are stored, with alpha; `None` for a broken picture.
 pub(super) fn rgba(bytes: &[u8]) -> Option<Rgba> {
-    let rgba = picture(bytes).ok()?.0.into_rgba8();
+    let rgba = picture(bytes, MAX_PIXELS).ok()?.0.into_rgba8();
     let (width, height) = rgba.dimensions();
     Some(Rgba { width: width as usize, height: height as usize, bytes: rgba.into_raw() })
 }
 
-/// The pixels as they are stored, and how they are to be turned.
-fn picture(bytes: &[u8]) -> Result<(DynamicImage, Orientation), String> {
+/// The pixels as they are stored, and how they are to be turned; an error if there are more than `most`.
+fn picture(bytes: &[u8], most: u64) -> Result<(DynamicImage, Orientation), String> {
     let format = format(bytes)?;
     let failed = |e: image::ImageError| format!("{format:?}: {e}");
     let mut limits = Limits::no_limits();
@@ -79,8 +87,8 @@ fn picture(bytes: &[u8]) -> Result<(DynamicImage, Orientation), String> {
     let mut decoder = reader.into_decoder().map_err(failed)?;
     let (width, height) = decoder.dimensions();
     let pixels = u64::from(width) * u64::from(height);
-    if pixels == 0 || pixels > MAX_PIXELS || decoder.total_bytes() > MAX_MEMORY {
-        return Err(format!("{width}x{height} pixels, between 1 and {MAX_PIXELS} are read"));
+    if pixels == 0 || pixels > most || decoder.total_bytes() > MAX_MEMORY {
+        return Err(format!("{width}x{height} pixels, between 1 and {most} are read"));
     }
     if let Some(most) = pixels_per_byte(format)
         && pixels / most > bytes.len() as u64
@@ -89,6 +97,9 @@ fn picture(bytes: &[u8]) -> Result<(DynamicImage, Orientation), String> {
         return Err(format!(
             "{format:?}: {len} bytes cannot hold {width}x{height} pixels; the file is cut off or damaged"
         ));
+    }
+    if format == ImageFormat::Jpeg && !has_end(bytes) {
+        return Err(format!("{format:?}: the end is missing; the file is cut off"));
     }
     // EXIF data that make no sense leave the picture as it is stored.
     let orientation = decoder.orientation().map_err(failed)?;
@@ -112,6 +123,22 @@ fn pixels_per_byte(format: ImageFormat) -> Option<u64> {
         // Runs that skip pixels (BMP) and codes that take no bits (WebP) have no such limit.
         _ => None,
     }
+}
+
+/// Whether a JPEG file has the mark of its end after the first scan. The decoder fills up what is cut off with grey. Within
+/// compressed data 0xff is never followed by this mark's code (ITU-T T.81, section B.1.1.5).
+fn has_end(jpeg: &[u8]) -> bool {
+    let mut rest = jpeg.get(2..).unwrap_or_default();
+    while let [0xff, marker, tail @ ..] = rest {
+        rest = match (marker, tail) {
+            (0xff, _) => rest.get(1..).unwrap_or_default(), // padding
+            (0xda, _) => break,
+            (0x01 | 0xd0..=0xd8, _) => tail,
+            (_, [a, b, ..]) => tail.get(usize::from(u16::from_be_bytes([*a, *b]))..).unwrap_or_default(),
+            _ => &[],
+        };
+    }
+    rest.windows(2).any(|w| w == [0xff, 0xd9])
 }
 
 fn format(bytes: &[u8]) -> Result<ImageFormat, String> {

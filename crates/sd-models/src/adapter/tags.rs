@@ -69,7 +69,9 @@ pub fn extract(prompt: &str) -> Tagged {
 /// # Errors
 /// There is no such file, or it is outside.
 pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
-    let outside = || Error::request(format!("LoRA {name}: is outside of {}", folder.display()));
+    // Who may name files of one folder only need not learn where that is.
+    let place = if anywhere { folder.display().to_string() } else { "the folder of LoRAs".to_owned() };
+    let outside = || Error::request(format!("LoRA {name}: is outside of {place}"));
     let plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::CurDir);
     if !anywhere && (name.contains('\0') || name.contains('\\') || !Path::new(name).components().all(plain)) {
         return Err(outside());
@@ -88,7 +90,7 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
         }
         return Ok(path);
     }
-    let e = Error::request(format!("LoRA {name}: not found in {}", folder.display()));
+    let e = Error::request(format!("LoRA {name}: not found in {place}"));
     Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
 }
 

@@ -209,7 +209,7 @@ fn devices() -> Vec<Arc<Device>> {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let endpoint = free.to_string();
         let serving = endpoint.clone();
-        std::thread::spawn(move || serve_rpc(&serving, 1).unwrap());
+        std::thread::spawn(move || serve_rpc(&serving, 1, &[Device::cpu().unwrap()]).unwrap());
         for _ in 0..100 {
             if let Ok(devices) = add_rpc_server(&endpoint) {
                 return devices[0].clone();

@@ -91,6 +91,9 @@ impl Conversion {
     fn plan(&self, bundle: &Bundle) -> Result<(Vec<TensorSpec>, Converted)> {
         let mut converted = Converted { read: 0, written: BTreeMap::new(), weighted: 0, kept: BTreeMap::new() };
         let mut specs = Vec::new();
+        for rule in self.types.unmatched(&bundle.names()) {
+            tracing::warn!("--tensor-type-rules: {rule:?} is found in no tensor's name");
+        }
         for name in bundle.names() {
             let meta = bundle.meta(name).ok_or_else(|| Error::internal(format!("no tensor {name}")))?;
             let dtype = match self.types.choose(name, &meta) {

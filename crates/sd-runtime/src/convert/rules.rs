@@ -54,6 +54,12 @@ impl TypeRules {
         Ok(TypeRules { default, rules: parsed.collect::<Result<_>>()? })
     }
 
+    /// The expressions that are found in none of `names`.
+    pub fn unmatched(&self, names: &[&str]) -> Vec<&str> {
+        let found = |regex: &Regex| names.iter().any(|name| regex.is_match(name));
+        self.rules.iter().filter(|(regex, _)| !found(regex)).map(|(regex, _)| regex.as_str()).collect()
+    }
+
     /// What becomes of the tensor `name`. Only floats and quantised tensors are converted, and only matrices whose rows
     /// are whole blocks are quantised; `--type` leaves some layers alone besides, unless a rule is about them.
     pub fn choose(&self, name: &str, meta: &TensorMeta) -> Choice {
@@ -149,6 +155,13 @@ mod tests {
         }
         let named = TypeRules::new(Some(DType::Q8_0), "embedding=q4_0").unwrap();
         assert_eq!(choose(&named, "token_embedding.weight", &[32, 32], DType::F16), Choice::Type(DType::Q4_0));
+    }
+
+    #[test]
+    fn rules_about_nothing_are_known() {
+        let rules = TypeRules::new(None, "attn=f16,atn=q8_0,^b=f32").unwrap();
+        assert_eq!(rules.unmatched(&["a.attn", "ab"]), ["atn", "^b"]);
+        assert!(rules.unmatched(&["batn.attn"]).is_empty());
     }
 
     #[test]

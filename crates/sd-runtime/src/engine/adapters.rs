@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use sd_core::passes::adapters::{Adapted, Mode};
-use sd_core::{Error, Result, TypePolicy};
+use sd_core::{Error, Kind, Result, TypePolicy};
 use sd_io::Checkpoint;
 use sd_models::adapter::embedding::{Embedding, Embeddings};
 use sd_models::adapter::{self, Lora, tags};
@@ -60,6 +60,24 @@ pub(super) struct Folders {
 }
 
 impl Folders {
+    /// The error of a file as it is told to who named it: those who may name files of the folder only are at fault, and
+    /// do not learn where it is.
+    fn told(&self, e: Error, folder: &Path, name: &str) -> Error {
+        let of_file = matches!(
+            e.kind(),
+            Kind::Io { .. }
+                | Kind::BadFile { .. }
+                | Kind::MissingTensor { .. }
+                | Kind::Shape(_)
+                | Kind::Unsupported(_)
+        );
+        if self.any_lora_path || !of_file {
+            return e;
+        }
+        let text = e.to_string();
+        Error::request(format!("LoRA {name}: {}", text.replace(&*folder.join("").to_string_lossy(), "")))
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
         [&self.loras, &self.embeddings].into_iter().flatten().map(PathBuf::as_path)
     }
@@ -138,7 +156,8 @@ impl Library {
                     .hint("name it with --lora-model-dir")
             })?;
             let path = tags::find(folder, name, self.folders.any_lora_path)?;
-            let (lora, new) = self.loras.get(&path, |file| Lora::open(file, model))?;
+            let opened = self.loras.get(&path, |file| Lora::open(file, model));
+            let (lora, new) = opened.map_err(|e| self.folders.told(e, folder, name))?;
             let report = lora.report();
             if new {
                 tracing::info!("LoRA {report}");

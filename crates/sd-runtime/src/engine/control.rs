@@ -83,6 +83,16 @@ impl Control {
         Ok(())
     }
 
+    /// Where it runs.
+    pub(super) fn device(&self) -> &Arc<Device> {
+        self.runner.device()
+    }
+
+    /// Ends a request.
+    pub(super) fn finish(&mut self) {
+        self.runner.finish();
+    }
+
     /// Frees its memory.
     pub(super) fn release(&mut self) {
         self.runner.release_weights();

@@ -44,6 +44,15 @@ pub(super) fn facts(info: &Info, chosen: Option<Prediction>) -> Result<Facts> {
     if (prediction == Prediction::Flow) != matches!(levels, Levels::Flow { .. }) {
         return Err(Error::request(format!("prediction: {prediction} does not fit the noise levels of {family}")));
     }
+    if prediction == Prediction::EdmV
+        && !matches!(info.noise, Noise::Continuous { .. })
+        && info.family != Family::Sdxl
+    {
+        let [min, max] = EDM_LEVELS;
+        tracing::warn!(
+            "prediction: {prediction} is for noise levels from {min} to {max}, which {family} was not trained on"
+        );
+    }
     let pixels = info.latent.compression.max(1);
     // CosXL's editing model, unlike InstructPix2Pix, reads latents in their usual scale (`is_cosxl_edit` of diffusers).
     let cosxl = matches!(info.noise, Noise::Continuous { .. });

@@ -6,6 +6,7 @@ mod evaluate;
 mod facts;
 mod importance;
 mod networks;
+mod places;
 mod prepared;
 mod steps;
 mod tiny;
@@ -15,7 +16,9 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sd_core::{Bytes, CancelToken, Cuts, DType, Device, Error, Precision, Result};
+use sd_core::device::add_rpc_server;
+use sd_core::residency::MemoryReport;
+use sd_core::{Bytes, CancelToken, Cuts, DType, Error, Precision, Result, Trace};
 use sd_io::{Checkpoint, Importance};
 use sd_models::{Files, Info, Model, Part, VaeFormat};
 
@@ -24,12 +27,15 @@ use crate::generate::{self, Models, Networks, Watch};
 use crate::guidance::Prediction;
 use crate::input::InputImage;
 use crate::observer::Observer;
+use crate::placement::{Machine, Written};
 use crate::preview::PreviewMode;
 use crate::request::{Defaults, GeneratedImage, ImageRequest};
 use crate::resolve::Given;
 use crate::upscale::{UpscaleOptions, Upscaler};
 pub use adapters::LoraMode;
+pub use networks::PartOutline;
 use networks::{Loaded, Options};
+use places::Placed;
 
 /// What to load and where to run it.
 #[derive(Debug, Clone, Default)]
@@ -44,7 +50,8 @@ pub struct EngineBuilder {
     hires_upscaler: Option<PathBuf>,
     taesd: Option<PathBuf>,
     taesd_preview_only: bool,
-    device: String,
+    written: Written,
+    eager: bool,
     options: Options,
 }
 
@@ -162,11 +169,77 @@ impl EngineBuilder {
         self
     }
 
-    /// The device to compute on, by its name in [`Device::all`], the beginning of one, `cpu` or `gpu`. Default: the
-    /// first GPU, else the processor.
+    /// The device to compute on, by its name in [`Device::all`], the beginning of one, `cpu` or `gpu`; replaces
+    /// [`EngineBuilder::backend`].
     #[must_use]
-    pub fn device(mut self, name: impl Into<String>) -> EngineBuilder {
-        self.device = name.into();
+    pub fn device(self, name: impl Into<String>) -> EngineBuilder {
+        self.backend(name)
+    }
+
+    /// Which devices compute: a list, separated by commas, of `device` for all modules, `module=device`, or
+    /// `module=device&device` to divide one. Default: see [`EngineBuilder::auto_fit`].
+    #[must_use]
+    pub fn backend(mut self, list: impl Into<String>) -> EngineBuilder {
+        self.written.backend = list.into();
+        self
+    }
+
+    /// Where weights are between uses: a list as for [`EngineBuilder::backend`] of devices, `cpu` for main memory, and
+    /// `disk`. Default: the device that computes.
+    #[must_use]
+    pub fn params_backend(mut self, list: impl Into<String>) -> EngineBuilder {
+        self.written.params_backend = list.into();
+        self
+    }
+
+    /// How several devices share a module, `layer` or `row`: a list as for [`EngineBuilder::backend`].
+    #[must_use]
+    pub fn split_mode(mut self, list: impl Into<String>) -> EngineBuilder {
+        self.written.split_mode = list.into();
+        self
+    }
+
+    /// How many GiB of each device may be used: a number for all but the processor, or `device=number`, separated by
+    /// commas. Negative leaves so much of what is free when the engine is built; 0, the default, sets no limit.
+    #[must_use]
+    pub fn max_vram(mut self, list: impl Into<String>) -> EngineBuilder {
+        self.written.max_vram = list.into();
+        self
+    }
+
+    /// Whether places are found for modules and weights where neither [`EngineBuilder::backend`] nor
+    /// [`EngineBuilder::params_backend`] says any. Default true; else all is on the first GPU, or the processor.
+    #[must_use]
+    pub fn auto_fit(mut self, on: bool) -> EngineBuilder {
+        self.written.auto_fit = on;
+        self
+    }
+
+    /// Whether weights are loaded when the engine is built. Default false.
+    #[must_use]
+    pub fn eager_load(mut self, on: bool) -> EngineBuilder {
+        self.eager = on;
+        self
+    }
+
+    /// Whether the weights of the next segment are loaded while one computes. Default true; results do not depend on it.
+    #[must_use]
+    pub fn prefetch(mut self, on: bool) -> EngineBuilder {
+        self.options.memory.prefetch = on;
+        self
+    }
+
+    /// Whether networks that do not fit are computed in segments. Default true; results do not depend on it.
+    #[must_use]
+    pub fn segmented(mut self, on: bool) -> EngineBuilder {
+        self.options.memory.segmented = on;
+        self
+    }
+
+    /// Who records what is loaded, computed and let go on devices, and when.
+    #[must_use]
+    pub fn trace(mut self, trace: Arc<Trace>) -> EngineBuilder {
+        self.options.memory.trace = Some(trace);
         self
     }
 
@@ -255,7 +328,7 @@ impl EngineBuilder {
     ///
     /// # Errors
     /// A file cannot be read or is malformed, the family is unknown, a tensor is missing or misshapen, the device
-    /// does not exist, weights cannot have the chosen type.
+    /// does not exist, weights cannot have the chosen type, a list of places is malformed.
     pub fn build(self) -> Result<Engine> {
         if let Some(dtype) = self.options.weight_type.filter(|d| !d.is_weight_type()) {
             return Err(Error::request(format!("weight_type: weights cannot be converted to {dtype}")));
@@ -263,6 +336,9 @@ impl EngineBuilder {
         if let Some(folder) = self.options.folders.all().find(|folder| !folder.is_dir()) {
             return Err(Error::request(format!("{} is not a folder", folder.display())));
         }
+        let wishes = self.written.read()?;
+        let machine = Machine::here();
+        wishes.check(&machine)?;
         let diffusion = self.parts.get(&Part::Diffusion).map(|p| stem(p));
         let name = self.model.as_ref().map(ModelFile::name).or(diffusion).unwrap_or_default();
         let open = |(part, path): (&Part, &PathBuf)| Ok((*part, Arc::new(Checkpoint::open(path)?)));
@@ -281,7 +357,10 @@ impl EngineBuilder {
             model.set_prediction(facts::to_model(prediction)?);
         }
         let report = model.dry_run()?;
-        let device = Device::find(&self.device)?;
+        let refiner = self.refiner.as_ref().map(|file| open_refiner(file, &files, &model)).transpose()?;
+        let models: Vec<&Model> = std::iter::once(&model).chain(refiner.iter().map(|(_, model)| model)).collect();
+        let enlarges = self.upscaler.is_some() || self.hires_upscaler.is_some();
+        let placed = Placed::new(&wishes, &machine, &models, enlarges, &self.options)?;
         let unused = report
             .unused
             .iter()
@@ -289,30 +368,45 @@ impl EngineBuilder {
         let info = ModelInfo {
             name,
             family: model.info().family.name(),
-            device: device.name().to_owned(),
+            device: placed.of(Part::Diffusion)?.main()?.name().to_owned(),
             defaults: defaults(model.info())?,
             unused: unused.collect(),
             control_nets: Vec::new(),
         };
-        let refiner = match &self.refiner {
-            Some(file) => {
-                let (name, refiner) = open_refiner(file, &files, &model)?;
-                Some((name, Loaded::new(refiner, device.clone(), refiner_options(&self.options))?))
+        let refiner = match refiner {
+            Some((name, model)) => {
+                Some((name, Loaded::new(model, placed.clone(), refiner_options(&self.options))?))
             }
             None => None,
         };
-        let open_upscaler = |path: &Option<PathBuf>| {
-            let path = path.as_deref();
-            path.map(|path| Upscaler::open(path, device.name(), self.options.threads)).transpose()
-        };
-        let (upscaler, hires_upscaler) = (open_upscaler(&self.upscaler)?, open_upscaler(&self.hires_upscaler)?);
-        let mut networks = Loaded::new(model, device, self.options)?;
+        let mut networks = Loaded::new(model, placed, self.options)?;
         if let Some(path) = &self.taesd {
             networks.set_tiny(path, self.taesd_preview_only).map_err(|e| e.context("taesd"))?;
         }
-        let mut engine = Engine { info, networks, refiner, upscaler, hires_upscaler };
+        let mut engine = Engine {
+            info,
+            networks,
+            refiner,
+            upscaler: None,
+            hires_upscaler: None,
+            upscaler_files: [self.upscaler, self.hires_upscaler],
+        };
+        engine.open_upscalers()?;
         engine.set_control_nets(&self.control_nets)?;
+        if self.eager {
+            engine.load(&CancelToken::new())?;
+        }
         Ok(engine)
+    }
+
+    /// The upscaler alone, where it is placed.
+    ///
+    /// # Errors
+    /// None is given, its file cannot be read or holds no upscaler, a list of places is malformed or names no device.
+    pub fn open_upscaler(self) -> Result<Upscaler> {
+        let path = self.upscaler.ok_or_else(|| Error::request("no upscaler is given"))?;
+        let (wishes, machine) = (self.written.read()?, Machine::here());
+        Placed::new(&wishes, &machine, &[], true, &self.options)?.upscaler(&path, &self.options)
     }
 }
 
@@ -401,6 +495,8 @@ pub struct Engine {
     refiner: Option<(String, Loaded)>,
     upscaler: Option<Upscaler>,
     hires_upscaler: Option<Upscaler>,
+    /// Their files.
+    upscaler_files: [Option<PathBuf>; 2],
 }
 
 impl Engine {
@@ -461,6 +557,7 @@ impl Engine {
         cancel: &CancelToken,
         each: &mut dyn FnMut(GeneratedImage),
     ) -> Result<()> {
+        self.reconnect()?;
         if self.networks.settle_prediction(cancel)? {
             self.info.defaults = defaults(self.networks.info())?;
         }
@@ -498,7 +595,74 @@ impl Engine {
             upscaler: self.upscaler.as_mut(),
             hires: self.hires_upscaler.as_mut(),
         };
-        generate::run(models, request, &resolved, &mut watch, each)
+        let drawn = generate::run(models, request, &resolved, &mut watch, each);
+        self.networks.finish();
+        if let Some((_, refiner)) = &mut self.refiner {
+            refiner.finish();
+        }
+        drawn
+    }
+
+    /// Where each part would run for a request, and how much memory it would take there. Reads no weights and computes
+    /// nothing.
+    ///
+    /// # Errors
+    /// A wrong field, or a part for which there is not enough memory.
+    pub fn outline(&mut self, request: &ImageRequest) -> Result<Vec<PartOutline>> {
+        let resolved = request.resolve(&Given {
+            model: &self.info.name,
+            defaults: &self.info.defaults,
+            facts: self.networks.facts(),
+            refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
+            upscaler: self.upscaler.as_ref(),
+            hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
+            tags: self.networks.reads_tags(),
+            controls: &self.info.control_nets,
+            random_seed: 0,
+        })?;
+        let (evaluation, encodes) = generate::outline(request, &resolved, self.networks.facts())?;
+        self.networks.outline(&evaluation, encodes)
+    }
+
+    /// What is in the memory of which device, and where the weights of each part are.
+    pub fn memory(&self) -> MemoryReport {
+        self.networks.manager().memory()
+    }
+
+    /// Loads the weights of all parts, as far as there is room.
+    ///
+    /// # Errors
+    /// A weight cannot be read, a device has no room for the least that must be on it, or `cancel` was cancelled.
+    pub fn load(&mut self, cancel: &CancelToken) -> Result<()> {
+        self.networks.load(cancel)?;
+        self.refiner.as_mut().map_or(Ok(()), |(_, refiner)| refiner.load(cancel))
+    }
+
+    /// Connects again to remote workers that were lost. What was on them is loaded anew.
+    fn reconnect(&mut self) -> Result<()> {
+        let lost = self.networks.lost_workers();
+        if lost.is_empty() && !self.networks.is_closed() {
+            return Ok(());
+        }
+        let refiner = self.refiner.as_mut().map(|(_, refiner)| refiner);
+        let mut all: Vec<&mut Loaded> = std::iter::once(&mut self.networks).chain(refiner).collect();
+        (self.upscaler, self.hires_upscaler) = (None, None);
+        // Nothing of before may be used once a worker is there again.
+        all.iter_mut().for_each(|networks| networks.close());
+        for endpoint in lost {
+            add_rpc_server(&endpoint)?;
+            tracing::info!("connected again to the RPC worker {endpoint}");
+        }
+        all.into_iter().try_for_each(Loaded::reopen)?;
+        self.open_upscalers()
+    }
+
+    fn open_upscalers(&mut self) -> Result<()> {
+        let open =
+            |path: &Option<PathBuf>| path.as_deref().map(|path| self.networks.open_upscaler(path)).transpose();
+        let [upscaler, hires] = &self.upscaler_files;
+        (self.upscaler, self.hires_upscaler) = (open(upscaler)?, open(hires)?);
+        Ok(())
     }
 
     /// What weights were multiplied by in all requests so far, under the names that the networks use; `None` if

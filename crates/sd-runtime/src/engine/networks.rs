@@ -5,10 +5,11 @@ use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sd_core::device::DeviceKind;
 use sd_core::exec::Runner;
 use sd_core::{
-    CancelToken, Cuts, DType, Device, Error, Precision, Program, Result, RunnerOptions, Tensor, TypePolicy,
-    WeightSource, convert,
+    CancelToken, Cuts, DType, Error, Home, Manager, ManagerOptions, Precision, Program, Result, RunnerOptions,
+    Tensor, TypePolicy, WeightSource, convert,
 };
 use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, Step};
 
@@ -17,6 +18,7 @@ use super::control::Control;
 use super::evaluate::{Evaluator, On};
 use super::facts::facts;
 use super::importance::Collector;
+use super::places::{Placed, size};
 use super::steps::Steps;
 use super::tiny::Tiny;
 use crate::cache::BlockCache;
@@ -25,8 +27,10 @@ use crate::guidance::Prediction;
 use crate::input::InputImage;
 use crate::observer::Stage;
 use crate::picture::to_image;
+use crate::placement::Module;
 use crate::preview::{PreviewMode, projected};
 use crate::request::LoraChoice;
+use crate::upscale::Upscaler;
 
 /// How many prompts' conditioning is kept.
 const KEPT_PROMPTS: usize = 16;
@@ -43,12 +47,13 @@ pub(super) struct Options {
     pub(super) lora_mode: LoraMode,
     /// Whether to collect what weights are multiplied by.
     pub(super) collects: bool,
+    pub(super) memory: ManagerOptions,
 }
 
 /// The networks of a model with what they keep between runs: weights, lowered programs, conditioning.
 pub(super) struct Loaded {
     model: Model,
-    device: Arc<Device>,
+    placed: Placed,
     options: Options,
     facts: Facts,
     /// One for each of the model's components.
@@ -62,8 +67,13 @@ pub(super) struct Loaded {
     /// What the runners have now.
     chosen: Chosen,
     evaluator: Evaluator,
+    control_files: Vec<PathBuf>,
     controls: Vec<Control>,
+    /// The file of the tiny autoencoder, and whether it shows previews alone.
+    tiny_file: Option<(PathBuf, bool)>,
     collector: Collector,
+    /// Whether text encoders ran since the diffusion network did.
+    encoded: bool,
 }
 
 impl Options {
@@ -73,40 +83,100 @@ impl Options {
     }
 }
 
+/// What one part takes for a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartOutline {
+    /// Which.
+    pub part: &'static str,
+    /// The devices that compute it, with `&` between.
+    pub device: String,
+    /// Where its weights are between uses: a device's name, `ram` or `disk`.
+    pub home: String,
+    /// Bytes of its weights in the types they have in memory.
+    pub weights: u64,
+    /// Bytes of intermediate values at once.
+    pub workspace: usize,
+    /// In how many pieces it is computed.
+    pub segments: usize,
+}
+
+/// The field that a program's size follows from, the program with its stage and part.
+type Asked = (&'static str, Stage, Part, Program);
 type Runners = BTreeMap<Part, Runner>;
 /// A [`Prompt`], and what changes its meaning.
 type Key = (String, bool, usize, [usize; 2], Chosen);
 
 impl Loaded {
-    pub(super) fn new(model: Model, device: Arc<Device>, options: Options) -> Result<Loaded> {
+    pub(super) fn new(model: Model, placed: Placed, options: Options) -> Result<Loaded> {
         let facts = facts(model.info(), options.prediction)?;
-        let runner = |part: Part| runner_options(&options, part == Part::Diffusion);
-        let runners = model
-            .components()
-            .map(|c| Ok((c.part(), Runner::new(device.clone(), c.source(), runner(c.part()))?)))
-            .collect::<Result<_>>()?;
-        Ok(Loaded {
+        let mut loaded = Loaded {
             library: Library::new(options.folders.clone()),
             chosen: Chosen::default(),
             precise_vae: None,
             tiny: None,
             prompts: Vec::new(),
             evaluator: Evaluator::default(),
+            control_files: Vec::new(),
             controls: Vec::new(),
+            tiny_file: None,
             collector: if options.collects { Collector::on() } else { Collector::default() },
+            encoded: false,
             model,
-            device,
+            placed,
             options,
             facts,
-            runners,
-        })
+            runners: Runners::new(),
+        };
+        loaded.reopen()?;
+        Ok(loaded)
+    }
+
+    /// An upscaler in its place.
+    pub(super) fn open_upscaler(&self, path: &Path) -> Result<Upscaler> {
+        self.placed.upscaler(path, &self.options)
+    }
+
+    /// Endpoints of remote workers that were lost.
+    pub(super) fn lost_workers(&self) -> Vec<String> {
+        let mut lost: Vec<String> =
+            self.placed.lost().iter().map(|device| device.description().to_owned()).collect();
+        lost.sort_unstable();
+        lost.dedup();
+        lost
+    }
+
+    /// Drops everything that is on devices.
+    pub(super) fn close(&mut self) {
+        self.runners.clear();
+        self.precise_vae = None;
+        self.tiny = None;
+        self.controls.clear();
+        self.chosen = Chosen::default();
+    }
+
+    /// Whether [`Loaded::reopen`] is due.
+    pub(super) fn is_closed(&self) -> bool {
+        self.runners.is_empty()
+    }
+
+    /// Opens a runner for each part, with nothing loaded.
+    pub(super) fn reopen(&mut self) -> Result<()> {
+        let open = |c: &Component| Ok((c.part(), open(c, &self.placed, &self.options, self.options.types())?));
+        self.runners = self.model.components().map(open).collect::<Result<_>>()?;
+        let files = std::mem::take(&mut self.control_files);
+        self.set_controls(&files)?;
+        if let Some((path, preview_only)) = self.tiny_file.take() {
+            self.set_tiny(&path, preview_only)?;
+        }
+        Ok(())
     }
 
     /// Opens these ControlNets in place of those before, whose memory is freed. Returns their names.
     pub(super) fn set_controls(&mut self, paths: &[PathBuf]) -> Result<Vec<String>> {
-        let options = runner_options(&self.options, false);
-        let open = |path: &PathBuf| Control::open(path, &self.model, self.device.clone(), options.clone());
+        let (device, options) = self.placed.runner(Module::ControlNet, &self.options)?;
+        let open = |path: &PathBuf| Control::open(path, &self.model, device.clone(), options.clone());
         self.controls = paths.iter().map(open).collect::<Result<_>>()?;
+        self.control_files = paths.to_vec();
         Ok(self.controls.iter().map(|c| c.name().to_owned()).collect())
     }
 
@@ -118,8 +188,9 @@ impl Loaded {
     /// Takes the tiny autoencoder of a file.
     pub(super) fn set_tiny(&mut self, path: &Path, preview_only: bool) -> Result<()> {
         let latents = [self.facts.channels, self.facts.pixels];
-        let threads = self.options.threads;
-        self.tiny = Some(Tiny::open(path, self.device.clone(), threads, latents, preview_only)?);
+        let (device, options) = self.placed.runner(Module::Vae, &self.options)?;
+        self.tiny = Some(Tiny::open(path, device, options, latents, preview_only)?);
+        self.tiny_file = Some((path.to_owned(), preview_only));
         Ok(())
     }
 
@@ -158,10 +229,8 @@ impl Loaded {
     pub(super) fn choose(&mut self, loras: &[LoraChoice], prompts: [&str; 2]) -> Result<Vec<String>> {
         let (chosen, warnings) = self.library.choose(&self.model, loras, prompts)?;
         if chosen != self.chosen {
-            let adapt = |c: &Component| {
-                let types = runner_options(&self.options, c.part() == Part::Diffusion).types;
-                Ok((c.part(), chosen.adapt(c, self.options.lora_mode, types)?))
-            };
+            let types = self.options.types();
+            let adapt = |c: &Component| Ok((c.part(), chosen.adapt(c, self.lora_mode(c.part())?, types)?));
             let adapted = self.model.components().map(adapt).collect::<Result<Vec<_>>>()?;
             for (part, adapted) in adapted {
                 runner(&mut self.runners, part)?.set_adapters(adapted);
@@ -170,6 +239,132 @@ impl Loaded {
             self.chosen = chosen;
         }
         Ok(warnings)
+    }
+
+    /// Where the changes of LoRAs to a part are made. Those of weights that come to the device again and again are not
+    /// made every time.
+    fn lora_mode(&self, part: Part) -> Result<LoraMode> {
+        let comes_and_goes = self.placed.of(part)?.home.is_some();
+        Ok(match self.options.lora_mode {
+            LoraMode::Auto if comes_and_goes => LoraMode::AtRuntime,
+            mode => mode,
+        })
+    }
+
+    /// Who keeps the accounts of memory.
+    pub(super) fn manager(&self) -> &Arc<Manager> {
+        self.placed.manager()
+    }
+
+    /// Loads weights of all parts, as far as there is room.
+    pub(super) fn load(&mut self, cancel: &CancelToken) -> Result<()> {
+        let side = self.facts.multiple;
+        let e = Evaluation { batch: 1, size: [side; 2], tokens: self.info().tokens, ..Evaluation::default() };
+        let skip = self.info().defaults.clip_skip;
+        let mut programs = vec![
+            (Part::Diffusion, self.model.diffusion_program(&e)?),
+            (Part::Autoencoder, self.model.decode_program(1, side, side, [false; 2])?),
+        ];
+        for part in self.model.components().map(Component::part).filter(|p| is_encoder(*p)) {
+            programs.push((part, self.model.text_program(part, 1, skip)?));
+        }
+        for (part, program) in programs {
+            if self.placed.of(part)?.devices.len() > 1 {
+                tracing::warn!(
+                    "--eager-load: the {} is divided among devices and is loaded when it runs",
+                    part.name()
+                );
+                continue;
+            }
+            runner(&mut self.runners, part)?.load(&program, cancel)?;
+        }
+        Ok(())
+    }
+
+    /// What a request runs besides text encoders: the field that its size follows from, stage, part, program.
+    fn programs(&self, evaluation: &Evaluation, encodes: bool) -> Result<Vec<Asked>> {
+        let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
+        let network = self.model.diffusion_program(&evaluation)?;
+        let [h, w] = evaluation.size;
+        let decoder = self.model.decode_program(1, h, w, evaluation.circular)?;
+        const SIZE: &str = "width, height";
+        let mut programs = vec![
+            (SIZE, Stage::Denoise, Part::Diffusion, network),
+            (SIZE, Stage::Decode, Part::Autoencoder, decoder),
+        ];
+        let mut sizes: Vec<(&str, [usize; 2])> = encodes.then_some((SIZE, evaluation.size)).into_iter().collect();
+        // The largest need most.
+        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
+        sizes.extend(largest.map(|size| ("ref_images", *size)));
+        for (field, size) in sizes {
+            let [h, w] = size.map(|side| side * self.facts.pixels);
+            let encoder = self.model.encode_program(1, h, w, evaluation.circular)?;
+            programs.push((field, Stage::Encode, Part::Autoencoder, encoder));
+        }
+        Ok(programs)
+    }
+
+    /// What each part takes for such an evaluation. Computes nothing.
+    ///
+    /// # Errors
+    /// A part does not fit.
+    pub(super) fn outline(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<Vec<PartOutline>> {
+        let mut programs: Vec<(Part, Program)> =
+            self.programs(evaluation, encodes)?.into_iter().map(|(_, _, part, program)| (part, program)).collect();
+        let skip = self.info().defaults.clip_skip;
+        for part in self.model.components().map(Component::part).filter(|p| is_encoder(*p)) {
+            programs.push((part, self.model.text_program(part, 1, skip)?));
+        }
+        let mut out = Vec::new();
+        for component in self.model.components() {
+            let part = component.part();
+            let place = self.placed.of(part)?;
+            let (weights, _) = size(component, &self.options.types())?;
+            let runner = runner(&mut self.runners, part)?;
+            let (mut workspace, mut segments) = (0, 0);
+            for (_, program) in programs.iter().filter(|(p, _)| *p == part) {
+                let steps = runner.measure(program)?;
+                segments = segments.max(steps.len());
+                workspace = steps.iter().map(|s| s.workspace).fold(workspace, usize::max);
+            }
+            out.push(PartOutline {
+                part: part.name(),
+                device: place.devices.iter().map(|d| d.name()).collect::<Vec<_>>().join("&"),
+                home: place.home.as_ref().map_or_else(
+                    || place.main().map(|d| d.name().to_owned()),
+                    |home| {
+                        Ok(match home {
+                            Home::Device(device) => device.name().to_owned(),
+                            Home::Ram => "ram".to_owned(),
+                            Home::File => "disk".to_owned(),
+                        })
+                    },
+                )?,
+                weights,
+                workspace,
+                segments,
+            });
+        }
+        Ok(out)
+    }
+
+    /// Ends a request: frees workspaces, and weights on devices where their home is elsewhere.
+    pub(super) fn finish(&mut self) {
+        self.runners.values_mut().chain(&mut self.precise_vae).for_each(Runner::finish);
+        self.controls.iter_mut().for_each(Control::finish);
+        self.tiny.iter_mut().for_each(Tiny::finish);
+    }
+
+    /// Frees the text encoders' place, if there is not room for all: on devices their manager does that when memory is
+    /// short; main memory has none.
+    fn leave_text(&mut self) {
+        for (_, runner) in self.runners.iter_mut().filter(|(part, _)| is_encoder(**part)) {
+            runner.finish();
+            let of_processor = runner.device().kind() == DeviceKind::Cpu && runner.memory().0 > 0;
+            if of_processor && self.placed.lacks_ram_for_network() {
+                runner.release_weights();
+            }
+        }
     }
 
     /// Frees weights, workspaces and conditioning.
@@ -217,10 +412,9 @@ impl Loaded {
         }
         if self.precise_vae.is_none() {
             let types = TypePolicy::Convert(DType::F32);
-            let options = RunnerOptions { types, ..runner_options(&self.options, false) };
             let component = self.model.component(Part::Autoencoder)?;
-            let mut runner = Runner::new(self.device.clone(), component.source(), options)?;
-            runner.set_adapters(self.chosen.adapt(component, self.options.lora_mode, types)?);
+            let mut runner = open(component, &self.placed, &self.options, types)?;
+            runner.set_adapters(self.chosen.adapt(component, self.lora_mode(Part::Autoencoder)?, types)?);
             self.precise_vae = Some(runner);
         }
         self.precise_vae.as_mut().ok_or_else(|| Error::internal("no f32 autoencoder"))
@@ -247,11 +441,13 @@ impl Networks for Loaded {
         ];
         for (stage, part, program) in programs {
             let need = self.workspace(part, &program)?;
-            has_room("width, height", stage, need, self.device.name(), self.device.memory().total)?;
+            let device = runner(&mut self.runners, part)?.device();
+            has_room("width, height", stage, need, device.name(), device.memory().total)?;
         }
         for control in self.controls.iter_mut().filter(|_| evaluation.control) {
             let need = control.workspace(&evaluation)?;
-            has_room("width, height", Stage::Denoise, need, self.device.name(), self.device.memory().total)?;
+            let device = control.device();
+            has_room("width, height", Stage::Denoise, need, device.name(), device.memory().total)?;
         }
         Ok(())
     }
@@ -269,7 +465,7 @@ impl Networks for Loaded {
             let [h, w] = size.map(|side| side * self.facts.pixels);
             programs.push(self.model.encode_program(1, h, w, evaluation.circular)?);
         }
-        let total = self.device.memory().total;
+        let total = runner(&mut self.runners, Part::Autoencoder)?.device().memory().total;
         for program in programs {
             if total > 0 && self.workspace(Part::Autoencoder, &program)? > total {
                 return Ok(false);
@@ -288,6 +484,7 @@ impl Networks for Loaded {
             return Ok(conditioning);
         }
         tracing::debug!(prompt = prompt.text, "text encoding");
+        self.encoded = true;
         let (runners, collector) = (&mut self.runners, &mut self.collector);
         let conditioning =
             self.model.condition_with(prompt, &self.chosen.embeddings(), &mut |part, program, inputs| {
@@ -314,6 +511,9 @@ impl Networks for Loaded {
         blocks: Option<&mut BlockCache>,
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
+        if std::mem::take(&mut self.encoded) {
+            self.leave_text();
+        }
         let (runners, collector) = (&mut self.runners, &mut self.collector);
         let mut run = |part: Part, program: &Program, inputs: &[(&str, &Tensor)]| {
             collector.run(part, runner(runners, part)?, program, inputs, cancel)
@@ -410,20 +610,28 @@ fn broken_weight(source: &dyn WeightSource) -> Option<String> {
     Some(format!("{} ({})", origin.name, origin.file))
 }
 
-/// Numbered cuts are those of the diffusion network.
-fn runner_options(options: &Options, diffusion: bool) -> RunnerOptions {
-    let types = options.types();
+fn is_encoder(part: Part) -> bool {
+    matches!(part, Part::ClipL | Part::ClipG | Part::T5)
+}
+
+/// A runner of a part where it is placed. Numbered cuts are those of the diffusion network.
+fn open(component: &Component, placed: &Placed, options: &Options, types: TypePolicy) -> Result<Runner> {
+    let part = component.part();
+    let place = placed.of(part)?;
     let cuts = match &options.cuts {
-        Cuts::At(_) if !diffusion => Cuts::None,
+        Cuts::At(_) if part != Part::Diffusion => Cuts::None,
         cuts => cuts.clone(),
     };
-    RunnerOptions {
+    let options = RunnerOptions {
         threads: options.threads,
         types,
         cuts,
         precision: options.precision,
-        ..RunnerOptions::default()
-    }
+        module: part.name().to_owned(),
+        home: place.home.clone(),
+        manager: Some(placed.manager().clone()),
+    };
+    Runner::new(place.main()?.clone(), component.source(), options)
 }
 
 /// An error if a stage needs more than the device has; `total` is 0 where it does not say.

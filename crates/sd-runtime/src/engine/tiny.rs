@@ -23,7 +23,7 @@ impl Tiny {
     pub(super) fn open(
         path: &Path,
         device: Arc<Device>,
-        threads: usize,
+        options: RunnerOptions,
         [channels, pixels]: [usize; 2],
         preview_only: bool,
     ) -> Result<Tiny> {
@@ -35,9 +35,13 @@ impl Tiny {
             );
             return Err(Error::bad_file(path, what).hint("it belongs to another family"));
         }
-        let options = RunnerOptions { threads, ..RunnerOptions::default() };
         let runner = Runner::new(device, vae.source(), options)?;
         Ok(Tiny { vae, runner, preview_only })
+    }
+
+    /// Ends a request.
+    pub(super) fn finish(&mut self) {
+        self.runner.finish();
     }
 
     /// Whether it decodes finished latents.

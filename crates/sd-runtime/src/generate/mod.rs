@@ -16,6 +16,7 @@ use crate::hires::Hires;
 use crate::input::InputImage;
 use crate::observer::{Observer, PreviewPicture, Progress, Stage};
 use crate::parameters::Parameters;
+use crate::picture::Sizes;
 use crate::preview::{Preview, PreviewMode};
 use crate::request::{GeneratedImage, ImageRequest, VaeTiling};
 use crate::resolve::Resolved;
@@ -199,6 +200,39 @@ impl Place {
         let Place { image, images } = self;
         watch.observer.progress(Progress { stage, step, total, image, images });
     }
+}
+
+/// The largest evaluation of a request's first pass, and whether pictures are encoded. Computes nothing.
+pub(crate) fn outline(request: &ImageRequest, resolved: &Resolved, facts: &Facts) -> Result<(Evaluation, bool)> {
+    let p = &resolved.first;
+    let size = Sizes::new(p, facts, 1);
+    let guide = denoise::Run::new(p, facts, size.tokens())?.guide(p);
+    let evaluation = evaluation(request, resolved, p, facts, &size, guide.most_branches());
+    Ok((evaluation, encodes(request, p, facts)))
+}
+
+fn evaluation(
+    request: &ImageRequest,
+    resolved: &Resolved,
+    p: &Parameters,
+    facts: &Facts,
+    size: &Sizes,
+    branches: usize,
+) -> Evaluation {
+    let [_, _, h, w] = size.latent();
+    Evaluation {
+        batch: branches,
+        size: [h, w],
+        references: pictures::reference_sizes(request, p, facts),
+        reference_plan: p.reference_index.into(),
+        circular: p.circular(),
+        control: !resolved.controls.is_empty(),
+        ..Evaluation::default()
+    }
+}
+
+fn encodes(request: &ImageRequest, p: &Parameters, facts: &Facts) -> bool {
+    request.init_image.is_some() || p.hires.is_some() || facts.joined != Joined::None
 }
 
 /// Who draws: a model, and what may follow it.

@@ -1,12 +1,12 @@
 //! A run of the sampler over one size: the only one of a picture, or the first of two.
 
 use sd_core::{Error, Result, Tensor};
-use sd_models::{Evaluation, Joined};
+use sd_models::Evaluation;
 
 use super::control::Control;
 use super::denoise::{Conditions, Model, Run, denoise};
 use super::pictures::{self, Pictures};
-use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode, show};
+use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode, encodes, evaluation, show};
 use crate::hires::HiresUpscaler;
 use crate::input::{InputImage, to_values};
 use crate::observer::Stage;
@@ -56,21 +56,12 @@ impl Pass {
         if let Some(message) = size.message() {
             watch.observer.warning(&message);
         }
-        let [_, _, h, w] = size.latent();
         let all = Parameters { strength: p.strength.filter(|_| !second || p.sigmas.is_none()), ..p.clone() };
         let run = Run::new(&all, net.facts(), size.tokens())?;
         let guide = run.guide(p);
-        let evaluation = Evaluation {
-            batch: guide.most_branches(),
-            size: [h, w],
-            references: pictures::reference_sizes(request, p, net.facts()),
-            reference_plan: p.reference_index.into(),
-            circular: p.circular(),
-            control: !resolved.controls.is_empty(),
-            ..Evaluation::default()
-        };
+        let evaluation = evaluation(request, resolved, p, net.facts(), &size, guide.most_branches());
         net.fits(&evaluation)?;
-        let encodes = request.init_image.is_some() || p.hires.is_some() || net.facts().joined != Joined::None;
+        let encodes = encodes(request, p, net.facts());
         let coding = coding(*net, &evaluation, encodes, request.vae_tiling, watch)?;
         let negative = guide.reads_negative();
         let first = conditions(*net, resolved, p, negative, place, watch)?;

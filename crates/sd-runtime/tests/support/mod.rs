@@ -5,14 +5,34 @@
 pub(crate) mod layouts;
 pub(crate) mod sd1;
 
+use std::net::TcpListener;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use sd_runtime::{
     CancelToken, Engine, EngineBuilder, GeneratedImage, ImageRequest, Observer, Progress, RngKind, Stage,
-    StepLatent,
+    StepLatent, add_rpc_server,
 };
 use serde_json::Value;
+
+/// A GPU-type device: ggml's RPC server in this process, on the processor.
+pub(crate) fn remote_device() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let endpoint = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let at = endpoint.clone();
+        std::thread::spawn(move || sd_core::device::serve_rpc(&at, 1, &[sd_core::Device::cpu().unwrap()]));
+        for _ in 0..200 {
+            if let Ok(devices) = add_rpc_server(&endpoint) {
+                return devices[0].name().to_owned();
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("no RPC server at {endpoint}");
+    })
+}
 
 /// A fixture in safetensors form: an eight-byte length, a JSON header, the elements.
 pub(crate) struct Fixture {

@@ -1,0 +1,41 @@
+//! Main memory.
+
+use std::path::Path;
+
+/// Bytes of main memory that programs can have without others being swapped out; `None` where the system does not say.
+/// A limit on the group of processes that this one belongs to counts as if the rest were in use.
+pub fn available_ram() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let system = available(&read("/proc/meminfo")?)?;
+    let limited = read("/proc/self/cgroup").and_then(|text| {
+        let group = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+        let folder = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'));
+        let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+    });
+    Some(limited.map_or(system, |limited| limited.min(system)))
+}
+
+/// `MemAvailable` of `/proc/meminfo`, which counts in KiB.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says() {
+        let text = "MemTotal:       24610692 kB\nMemFree:         1000000 kB\nMemAvailable:   20000000 kB\n";
+        assert_eq!(available(text), Some(20_000_000 * 1024));
+        for other in ["", "MemAvailable: x kB", "MemAvailable: 5", "MemAvailable: 99999999999999999999 kB"] {
+            assert_eq!(available(other), None, "{other}");
+        }
+        if cfg!(target_os = "linux") {
+            assert!(available_ram().is_some());
+        }
+    }
+}
