@@ -176,3 +176,44 @@ fn pictures_are_fitted_and_wrong_controls_are_named() {
         assert!(e.is_request() && e.to_string().starts_with(want), "{e}");
     }
 }
+
+/// The demo's ControlNet puts objects where there are edges, though the prompt would have them in the middle.
+#[test]
+fn objects_follow_the_edges() {
+    let asset = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets").join(name);
+    let mut engine = engine(&asset("demo.safetensors"), &[&asset("demo-edges.safetensors")]).unwrap();
+    let side = 128u32;
+    // The outline of a square of 42 pixels in a corner.
+    let edges = |left: u32, top: u32| {
+        let on = |x: u32, y: u32| {
+            let (x, y) = (x.wrapping_sub(left), y.wrapping_sub(top));
+            x <= 42 && y <= 42 && (x <= 1 || y <= 1 || x >= 41 || y >= 41)
+        };
+        let pixels = (0..side * side).flat_map(|i| [if on(i % side, i / side) { 255 } else { 0 }; 3]);
+        InputImage { width: side, height: side, rgb: pixels.collect() }
+    };
+    // The middle of what is red.
+    let mut middle = |controls: Vec<ControlChoice>| {
+        let r = ImageRequest {
+            prompt: "a red square on a blue background".to_owned(),
+            width: Some(side),
+            height: Some(side),
+            controls,
+            ..Default::default()
+        };
+        let rgb = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0).rgb;
+        let red = rgb.chunks(3).zip(0..).filter(|(p, _)| i32::from(p[0]) > i32::from(p[2]) + 60);
+        let at: Vec<(f64, f64)> = red.map(|(_, i)| (f64::from(i % side), f64::from(i / side))).collect();
+        assert!(at.len() > 500, "{} red pixels", at.len());
+        let mean = |of: fn(&(f64, f64)) -> f64| at.iter().map(of).sum::<f64>() / at.len() as f64;
+        (mean(|p| p.0), mean(|p| p.1))
+    };
+    let near = |(x, y): (f64, f64), (a, b): (f64, f64)| (x - a).abs() < 8.0 && (y - b).abs() < 8.0;
+    let free = middle(Vec::new());
+    assert!(near(free, (64.0, 64.0)), "{free:?}");
+    for (left, top) in [(12, 12), (74, 12), (12, 74), (74, 74)] {
+        let control = ControlChoice { strength: 1.0, ..ControlChoice::new(edges(left, top)) };
+        let found = middle(vec![control]);
+        assert!(near(found, (f64::from(left) + 21.0, f64::from(top) + 21.0)), "{left}, {top}: {found:?}");
+    }
+}
