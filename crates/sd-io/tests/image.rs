@@ -271,7 +271,7 @@ fn broken_pictures_are_errors() {
 #[test]
 fn what_is_cut_off_is_an_error_and_sizes_are_refused_before_decoding() {
     let image = gradient(64, 48);
-    let progressive = std::fs::read(data("turned.jpg")).unwrap();
+    let progressive = fs::read(data("turned.jpg")).unwrap();
     for jpeg in [image.to_jpeg(90, None).unwrap(), image.to_jpeg(90, Some("a text")).unwrap(), progressive] {
         assert!(Image::decode(&jpeg).is_ok());
         for missing in [2, 3, 10, jpeg.len() / 4] {

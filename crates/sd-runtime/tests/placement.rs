@@ -151,15 +151,17 @@ struct Worker(Child);
 
 impl Worker {
     fn start(endpoint: &str) -> Worker {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "serves_when_asked"])
-            .env("SD_TEST_SERVE", endpoint)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let worker = Worker(
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "serves_when_asked"])
+                .env("SD_TEST_SERVE", endpoint)
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap(),
+        );
         for _ in 0..1000 {
             if TcpStream::connect(endpoint).is_ok() {
-                return Worker(child);
+                return worker;
             }
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -327,7 +327,10 @@ mod tests {
             crate::app::base64(&Image::new(width, height, rgb).unwrap().to_png(None).unwrap())
         };
         let mut f = Fields::parse(serde_json::json!({"a": file(4097, 4096)}).to_string().as_bytes()).unwrap();
-        assert_eq!(f.picture("a").unwrap_err().message(), "a: picture: 4097x4096 pixels, between 1 and 16777216 are read");
+        assert_eq!(
+            f.picture("a").unwrap_err().message(),
+            "a: picture: 4097x4096 pixels, between 1 and 16777216 are read"
+        );
         let (large, small) = (file(4096, 4096), file(1, 1));
         let json = serde_json::json!({"a": large, "b": [large], "c": small}).to_string();
         let mut f = Fields::parse(json.as_bytes()).unwrap();
