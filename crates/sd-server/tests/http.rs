@@ -172,6 +172,9 @@ fn pictures() {
 #[test]
 fn loras() {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-loras");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
     std::fs::create_dir_all(folder.join("styles")).unwrap();
     let header = br#"{"diffusion_model.out.2.diff_b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes(), &header[..], &0.5f32.to_le_bytes().repeat(4)].concat();
