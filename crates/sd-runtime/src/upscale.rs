@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sd_core::exec::Runner;
-use sd_core::{CancelToken, Device, Error, Result, RunnerOptions, Tensor};
+use sd_core::{CancelToken, Device, Error, Precision, Result, RunnerOptions, Tensor};
 use sd_io::Checkpoint;
 use sd_models::Upscaler as Network;
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,11 @@ impl Upscaler {
     }
 
     /// [`Upscaler::open`] with all choices.
-    pub(crate) fn open_on(path: &Path, device: Arc<Device>, options: RunnerOptions) -> Result<Upscaler> {
+    pub(crate) fn open_on(path: &Path, device: Arc<Device>, mut options: RunnerOptions) -> Result<Upscaler> {
+        // No step follows that would take out what products of bf16 add: several levels of a pixel.
+        if options.precision == Precision::Auto {
+            options.precision = Precision::F32;
+        }
         let network = Network::open(&Arc::new(Checkpoint::open(path)?))?;
         let runner = Runner::new(device, network.source(), options)?;
         let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();

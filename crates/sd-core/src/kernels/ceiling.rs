@@ -11,7 +11,7 @@ pub enum Factors {
     Int8,
 }
 
-/// Multiplies and adds `steps` times in each of [`SUMS`] independent sums; returns how many operations that were, or `None`
+/// Multiplies and adds `steps` times in each of `SUMS` independent sums; returns how many operations that were, or `None`
 /// if the processor has no instruction for it.
 pub fn multiply_add(factors: Factors, steps: usize) -> Option<f64> {
     #[cfg(target_arch = "x86_64")]

@@ -169,7 +169,7 @@ impl EngineBuilder {
         self
     }
 
-    /// The device to compute on, by its name in [`Device::all`], the beginning of one, `cpu` or `gpu`; replaces
+    /// The device to compute on, by its name in [`sd_core::Device::all`], the beginning of one, `cpu` or `gpu`; replaces
     /// [`EngineBuilder::backend`].
     #[must_use]
     pub fn device(self, name: impl Into<String>) -> EngineBuilder {
