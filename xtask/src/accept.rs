@@ -44,6 +44,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("keytables", crate::lora::key_tables),
     ("weights", checkpoints),
     ("weights/realesrgan_x4plus_anime_6B_f16.safetensors", crate::upscale::photo),
+    ("weights", crate::tiny::photo),
     ("vocab", no_checkpoints),
     ("png-metadata", parameters),
 ];

@@ -9,6 +9,7 @@ pub mod networks;
 pub mod oracle;
 pub mod synth;
 pub mod tidy;
+mod tiny;
 mod upscale;
 
 use std::path::{Path, PathBuf};

@@ -1,11 +1,12 @@
 //! TAESD, a tiny autoencoder without normalisation whose latents have the scale of the diffusion network
-//! (`AutoencoderTiny` of diffusers). Golden values: `oracle/tiny_vae.py`.
+//! (`AutoencoderTiny` of diffusers), and TAEF2, which normalises beside its blocks on the level of the latents
+//! (`taesd.py` of madebyollin's TAESD). Golden values: `oracle/tiny_vae.py`.
 //! `z` latent channels, `f` pixels of the picture for a latent value.
 
 use std::sync::Arc;
 
 use sd_core::scope::Conv2d;
-use sd_core::{DType, Error, Graph, Program, Result, Scope, Var, WeightSource};
+use sd_core::{Conv2dOptions, DType, Error, Graph, Program, Result, Scope, Var, WeightSource};
 use sd_io::Checkpoint;
 
 use crate::diffusion::conv;
@@ -14,6 +15,10 @@ use crate::view::View;
 
 /// Latents are held to this softly.
 const MAGNITUDE: f32 = 3.0;
+
+/// Of the norms beside TAEF2's blocks, which no tensor tells.
+const GROUPS: usize = 4;
+const EPS: f32 = 1e-5;
 
 /// An open tiny autoencoder: a decoder, an encoder, or both.
 pub struct TinyVae {
@@ -138,7 +143,7 @@ fn decode(g: &Graph, w: &Scope, latent: Var, circular: [bool; 2]) -> Result<Var>
             // A doubling stands before each convolution but the first and the last.
             let doubles = place > 0 && place + 1 < all.len();
             x = if doubles { g.upsample_nearest(x, 2)? } else { x };
-            x = conv(g, &layer(&w)?, x, 1, circular)?;
+            x = conv(g, &layer(&w, place == 0 || place + 1 == all.len())?, x, 1, circular)?;
             x = if place == 0 { g.relu(x)? } else { x };
         } else {
             x = block(g, &w, x, circular)?;
@@ -155,7 +160,7 @@ fn encode(g: &Graph, w: &Scope, image: Var, circular: [bool; 2]) -> Result<Var> 
         let w = w.at("layers", i);
         if w.has("weight") {
             let halves = place > 0 && place + 1 < all.len();
-            x = conv(g, &layer(&w)?, x, if halves { 2 } else { 1 }, circular)?;
+            x = conv(g, &layer(&w, !halves)?, x, if halves { 2 } else { 1 }, circular)?;
         } else {
             x = block(g, &w, x, circular)?;
         }
@@ -165,6 +170,7 @@ fn encode(g: &Graph, w: &Scope, image: Var, circular: [bool; 2]) -> Result<Var> 
 }
 
 fn block(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
+    let x = if w.contains("pool") { g.add(x, pool(g, &w.sub("pool"), x)?)? } else { x };
     let w = w.sub("conv");
     let y = g.relu(conv(g, &w.conv2d("0")?, x, 1, circular)?)?;
     let y = g.relu(conv(g, &w.conv2d("2")?, y, 1, circular)?)?;
@@ -172,9 +178,16 @@ fn block(g: &Graph, w: &Scope, x: Var, circular: [bool; 2]) -> Result<Var> {
     g.relu(g.add(x, y)?)
 }
 
-/// Layers that change the size have no bias.
-fn layer(w: &Scope) -> Result<Conv2d> {
-    if w.has("bias") { w.conv2d("") } else { w.conv2d_no_bias("") }
+/// What all of `x` says about each of its pixels.
+fn pool(g: &Graph, w: &Scope, x: Var) -> Result<Var> {
+    let y = g.conv2d(&w.conv2d_no_bias("0")?, x, Conv2dOptions::default())?;
+    let y = g.relu(g.group_norm(&w.norm("1")?, y, GROUPS, EPS)?)?;
+    g.conv2d(&w.conv2d_no_bias("3")?, y, Conv2dOptions::default())
+}
+
+/// A convolution; those that change the size have no bias.
+fn layer(w: &Scope, bias: bool) -> Result<Conv2d> {
+    if bias { w.conv2d("") } else { w.conv2d_no_bias("") }
 }
 
 /// The numbers of the layers that have weights.
@@ -185,17 +198,26 @@ fn layers(w: &Scope, side: &str) -> Vec<usize> {
     numbers
 }
 
-/// Rows for the names of the original files, whose decoder begins with a layer without weights; none for diffusers'.
+/// Rows for the names of the original files, whose decoder begins with a layer without weights, alone or after what
+/// tells the sides apart in one file; none for diffusers'.
 fn rows(names: &[&str]) -> Vec<Row> {
-    let number = |name: &&str| name.split('.').next()?.parse::<usize>().ok();
-    let numbers: std::collections::BTreeSet<usize> = names.iter().filter_map(number).collect();
-    let encoder = numbers.contains(&0);
-    let row = |n: usize| {
-        let here =
-            if encoder { format!("encoder.layers.{n}") } else { format!("decoder.layers.{}", n.saturating_sub(1)) };
-        Row::new(n.to_string(), here, &[])
-    };
-    numbers.into_iter().map(row).collect()
+    let mut rows = Vec::new();
+    for (prefix, side) in [
+        ("", None),
+        ("encoder.", Some("encoder")),
+        ("decoder.", Some("decoder")),
+        ("taesd_encoder.", Some("encoder")),
+        ("taesd_decoder.", Some("decoder")),
+    ] {
+        let number = |name: &&str| name.strip_prefix(prefix)?.split('.').next()?.parse::<usize>().ok();
+        let numbers: std::collections::BTreeSet<usize> = names.iter().filter_map(number).collect();
+        let side = side.unwrap_or(if numbers.contains(&0) { "encoder" } else { "decoder" });
+        let first = usize::from(side == "decoder");
+        let row =
+            |n: usize| Row::new(format!("{prefix}{n}"), format!("{side}.layers.{}", n.saturating_sub(first)), &[]);
+        rows.extend(numbers.into_iter().map(row));
+    }
+    rows
 }
 
 #[cfg(test)]
@@ -231,6 +253,32 @@ mod tests {
         for fixture in ["tiny_vae_decoder", "tiny_vae_encoder"] {
             case(fixture, str::to_owned, [false; 2], check);
             case(fixture, original, [false; 2], check);
+        }
+    }
+
+    /// As the original files of one side spell it.
+    fn bare(name: &str) -> String {
+        name.split_once('.').unwrap().1.to_owned()
+    }
+
+    /// As files with both sides spell it.
+    fn both(name: &str) -> String {
+        name.replace("taesd_", "")
+    }
+
+    #[test]
+    fn norms_beside_blocks_agree_with_the_original() {
+        for fixture in ["taef2_decoder", "taef2_encoder"] {
+            for rename in [str::to_owned, bare, both] {
+                case(fixture, rename, [false; 2], check);
+                let tiny = open(fixture, rename);
+                assert_eq!((tiny.channels(), tiny.compression()), (32, 8), "{fixture}");
+                tiny.decode_program(1, 1, [false; 2])
+                    .map(drop)
+                    .or_else(|_| tiny.encode_program(8, 8, [false; 2]).map(drop))
+                    .unwrap();
+                assert_eq!(tiny.scope.unused(), [""; 0]);
+            }
         }
     }
 
