@@ -1,6 +1,6 @@
 //! Parsers of option values. They return what is wrong with a value; clap names the option.
 
-use sd_runtime::{DType, VaeFormat};
+use sd_runtime::{DType, PreviewMode, VaeFormat};
 use std::fmt::Display;
 use std::str::FromStr;
 use tracing::level_filters::LevelFilter;
@@ -103,6 +103,18 @@ pub fn named<T: FromStr<Err = sd_runtime::Error>>(text: &str) -> Result<T, Strin
         // clap names the option itself.
         message.split_once(": ").map_or(message.clone(), |(_, rest)| rest.to_owned())
     })
+}
+
+/// What previews are made by, if there are any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shown(pub Option<PreviewMode>);
+
+/// A kind of preview by its name, or `none`.
+///
+/// # Errors
+/// There is none of this name.
+pub fn shown(text: &str) -> Result<Shown, String> {
+    if text == "none" { Ok(Shown(None)) } else { named(text).map(|mode| Shown(Some(mode))) }
 }
 
 /// Several values in one: a list with commas or blanks between, in brackets or not.

@@ -1,11 +1,9 @@
 //! The command line. `docs/server.md` describes it for users.
 
 use clap::{ArgAction, Parser};
-use sd_options::value::{log_level, named};
+use sd_options::value::{Shown, log_level, named, shown};
 use sd_options::{CacheArgs, ModelOptions};
-use sd_runtime::{
-    Engine, ImageRequest, MAX_SIDE, Preview, PreviewMode, Result, RngKind, SamplerKind, SchedulerKind,
-};
+use sd_runtime::{Engine, ImageRequest, MAX_SIDE, Preview, Result, RngKind, SamplerKind, SchedulerKind};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use tracing::level_filters::LevelFilter;
@@ -79,9 +77,9 @@ struct Defaults {
     /// Layers of the text encoder to leave out, counting from 1 for none; 0 or less means the model's own
     #[arg(long, value_name = "int", default_value_t = -1)]
     clip_skip: i32,
-    /// What shows running requests in /sdapi/v1/progress: proj, tae (by --taesd) or vae; default: nothing does
-    #[arg(long, value_name = "string")]
-    preview: Option<PreviewMode>,
+    /// What shows running requests: none, proj (a rough picture that costs nothing), tae (by --taesd) or vae
+    #[arg(long, value_name = "string", default_value = "proj", value_parser = shown)]
+    preview: Shown,
     /// Generator of the noise: cuda (as web UIs on a GPU draw it) or cpu (as ComfyUI draws it)
     #[arg(long, value_name = "string", default_value = "cuda", value_parser = named::<RngKind>)]
     rng: RngKind,
@@ -109,7 +107,7 @@ impl Args {
             scheduler: d.scheduler,
             clip_skip: Some(d.clip_skip),
             rng: Some(d.rng),
-            preview: d.preview.map(|mode| Preview { mode, interval: 1, noisy: false }),
+            preview: d.preview.0.map(|mode| Preview { mode, interval: 1, noisy: false }),
             seed: Some(-1),
             ..ImageRequest::default()
         })

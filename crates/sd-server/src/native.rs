@@ -164,14 +164,18 @@ fn unknown() -> Failure {
 }
 
 fn shown(app: &App, number: u64, job: &Job) -> Answer {
+    let mut running = None;
     let (status, started, position) = match (&job.done, app.queue.place(job.ticket)) {
         (Some(done), _) => (done.status, done.started, 0),
         (None, _) if job.cancelled => ("cancelled", None, 0),
         (None, Place::Waiting(ahead)) => ("queued", None, ahead + 1),
+        (None, Place::Running(now)) => ("generating", Some(running.insert(now).since), 0),
         // Between its end and its report a job still counts as running.
-        (None, Place::Running(since)) => ("generating", Some(since), 0),
         (None, Place::Gone) => ("generating", None, 0),
     };
+    let progress = running.as_ref().and_then(|now| now.progress).map(|p| {
+        json!({"stage": p.stage.name(), "image": p.image, "images": p.images, "step": p.step, "steps": p.total})
+    });
     let done = job.done.as_ref();
     if done.is_some_and(|done| done.status == "completed" && done.result.is_none()) {
         return Err(Failure::new(StatusCode::GONE, "job expired"));
@@ -184,6 +188,8 @@ fn shown(app: &App, number: u64, job: &Job) -> Answer {
         "started": started,
         "completed": done.map(|done| done.completed),
         "queue_position": position,
+        "progress": progress,
+        "preview": running.and_then(|now| now.preview).map(|file| base64(&file)),
         "result": done.and_then(|done| done.result.clone()),
         "error": done.map_or(Value::Null, |done| done.error.clone()),
     })))

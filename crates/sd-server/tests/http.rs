@@ -273,6 +273,21 @@ fn jobs_are_polled_and_cancelled() {
     let (running, waiting, last) = (submit(&long), submit(&long), submit(&short));
     wait(&running, &["generating"]);
     assert_eq!(server.get(&waiting)["queue_position"], 2);
+    assert_eq!((&server.get(&waiting)["progress"], &server.get(&waiting)["preview"]), (&Value::Null, &Value::Null));
+    let deadline = Instant::now() + DEADLINE;
+    let seen = loop {
+        let job = server.get(&running);
+        if job["preview"] != Value::Null {
+            break job;
+        }
+        assert!(Instant::now() < deadline, "{job}");
+    };
+    assert!(decoded(&seen["preview"]).starts_with(b"\x89PNG"));
+    let progress = &seen["progress"];
+    assert_eq!(
+        (&progress["stage"], &progress["images"], &progress["steps"]),
+        (&json!("denoising"), &json!(8), &json!(150))
+    );
     for url in [&waiting, &running] {
         assert_eq!(server.post(&format!("{url}/cancel"), &json!({})).1["status"], "cancelled");
         assert_eq!(wait(url, &["cancelled"])["result"], Value::Null);

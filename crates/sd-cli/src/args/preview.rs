@@ -1,15 +1,15 @@
 //! Options of previews.
 
 use clap::Args as Group;
-use sd_options::value::{named, whole};
-use sd_runtime::{Preview, PreviewMode};
+use sd_options::value::{Shown, shown, whole};
+use sd_runtime::Preview;
 
 /// Pictures of what is being drawn.
 #[derive(Debug, Group)]
 #[command(next_help_heading = "CLI Options")]
 pub(crate) struct PreviewOptions {
     /// Write previews: none, proj (a rough one that costs nothing), tae (by --taesd) or vae
-    #[arg(long, value_name = "string", default_value = "none", value_parser = mode)]
+    #[arg(long, value_name = "string", default_value = "none", value_parser = shown)]
     preview: Shown,
     /// File of the preview; %d numbers them
     #[arg(long, value_name = "string", default_value = "preview.png")]
@@ -20,14 +20,6 @@ pub(crate) struct PreviewOptions {
     /// Show the noisy picture instead of the estimate of the finished one
     #[arg(long)]
     preview_noisy: bool,
-}
-
-/// What previews are made by, if there are any.
-#[derive(Debug, Clone, Copy)]
-struct Shown(Option<PreviewMode>);
-
-fn mode(text: &str) -> Result<Shown, String> {
-    if text == "none" { Ok(Shown(None)) } else { named(text).map(|mode| Shown(Some(mode))) }
 }
 
 impl PreviewOptions {
