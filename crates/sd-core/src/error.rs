@@ -149,6 +149,13 @@ impl Error {
         self.0.hint = Some(what.into());
         self
     }
+
+    /// The same error, with this advice if it has none.
+    #[must_use]
+    pub(crate) fn or_hint(mut self, what: String) -> Error {
+        self.0.hint.get_or_insert(what);
+        self
+    }
 }
 
 impl From<Kind> for Error {

@@ -1,7 +1,10 @@
-//! Devices: what ggml drives, and a pretend one for planning.
+//! Devices: what ggml drives, and a pretend one for plans and tests.
 
+mod noop;
 mod ram;
 mod registry;
 
+pub(crate) use noop::{Cells, number};
+pub use noop::{Noop, NoopOptions};
 pub use ram::available_ram;
 pub use registry::{Device, DeviceKind, Memory, add_rpc_server, serve_rpc};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::noop::{Noop, NoopOptions};
 use crate::error::{Error, Result};
 use crate::ffi::{Dev, DevKind, Held, held_on, reset_peak, rpc};
 
@@ -17,7 +18,7 @@ pub enum DeviceKind {
     IntegratedGpu,
     /// Anything else ggml drives.
     Other,
-    /// Nothing: it has a memory size, for planning, and computes nothing.
+    /// A pretend one: it has a size and a clock, for plans and tests, and computes nothing.
     Noop,
 }
 
@@ -56,7 +57,7 @@ pub struct Device {
 #[derive(Debug)]
 enum What {
     Ggml(Dev),
-    Noop { memory: usize },
+    Noop(Arc<Noop>),
 }
 
 impl Device {
@@ -91,19 +92,17 @@ impl Device {
 
     /// A pretend device with `memory` bytes.
     pub fn noop(memory: usize) -> Arc<Device> {
-        Arc::new(Device {
-            name: "noop".into(),
-            description: "computes nothing".into(),
-            driver: "noop".into(),
-            kind: DeviceKind::Noop,
-            what: What::Noop { memory },
-        })
+        Noop::new(NoopOptions { memory, ..NoopOptions::default() }).device()
     }
 
     /// A pretend device of that name, driver and kind with so much free memory: for plans on machines that are not there.
     pub fn pretend(name: &str, driver: &str, kind: DeviceKind, memory: usize) -> Arc<Device> {
+        Device::pretended(name, driver, kind, Noop::new(NoopOptions { memory, ..NoopOptions::default() }))
+    }
+
+    pub(super) fn pretended(name: &str, driver: &str, kind: DeviceKind, noop: Arc<Noop>) -> Arc<Device> {
         let (name, driver, description) = (name.into(), driver.into(), "computes nothing".into());
-        Arc::new(Device { name, description, driver, kind, what: What::Noop { memory } })
+        Arc::new(Device { name, description, driver, kind, what: What::Noop(noop) })
     }
 
     /// The device a user's spelling names, whatever its case: nothing, `auto` or `default` for the first GPU, else the
@@ -154,7 +153,7 @@ impl Device {
                 let (free, total) = dev.memory();
                 Memory { free, total }
             }
-            What::Noop { memory } => Memory { free: *memory, total: *memory },
+            What::Noop(noop) => noop.memory(),
         }
     }
 
@@ -162,7 +161,7 @@ impl Device {
     pub fn is_same(&self, other: &Device) -> bool {
         match (&self.what, &other.what) {
             (What::Ggml(a), What::Ggml(b)) => a == b,
-            (What::Noop { .. }, What::Noop { .. }) => std::ptr::eq(self, other),
+            (What::Noop(a), What::Noop(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -170,19 +169,18 @@ impl Device {
     /// Bytes that this process has on the device now, and the most it had since [`Device::reset_peak`]. Memory of
     /// others, and what drivers take for themselves, is not in it.
     pub fn held(&self) -> (usize, usize) {
-        match &self.what {
-            What::Ggml(dev) => {
-                let Held { now, peak } = held_on(*dev);
-                (now, peak)
-            }
-            What::Noop { .. } => (0, 0),
-        }
+        let Held { now, peak } = match &self.what {
+            What::Ggml(dev) => held_on(*dev),
+            What::Noop(noop) => noop.held(),
+        };
+        (now, peak)
     }
 
     /// Lets the peak of [`Device::held`] start from what is held now.
     pub fn reset_peak(&self) {
-        if let What::Ggml(dev) = &self.what {
-            reset_peak(*dev);
+        match &self.what {
+            What::Ggml(dev) => reset_peak(*dev),
+            What::Noop(noop) => noop.reset_peak(),
         }
     }
 
@@ -193,7 +191,7 @@ impl Device {
     pub fn check(&self) -> Result<()> {
         match &self.what {
             What::Ggml(dev) => dev.check(),
-            What::Noop { .. } => Ok(()),
+            What::Noop(_) => Ok(()),
         }
     }
 
@@ -201,7 +199,23 @@ impl Device {
     pub(crate) fn ggml(&self) -> Result<Dev> {
         match &self.what {
             What::Ggml(dev) => Ok(*dev),
-            What::Noop { .. } => Err(Error::device("the noop device computes nothing")),
+            What::Noop(_) => Err(Error::device("the noop device computes nothing")),
+        }
+    }
+
+    /// The device of ggml's whose sizes and alignments hold for it.
+    pub(crate) fn layout(&self) -> Result<Dev> {
+        match &self.what {
+            What::Ggml(dev) => Ok(*dev),
+            What::Noop(_) => Dev::cpu(),
+        }
+    }
+
+    /// It, if it is a pretend one.
+    pub(crate) fn noop_device(&self) -> Option<&Arc<Noop>> {
+        match &self.what {
+            What::Ggml(_) => None,
+            What::Noop(noop) => Some(noop),
         }
     }
 }

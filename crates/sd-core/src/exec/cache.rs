@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::ffi::{Dev, DevKind, types};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{CpuKernels, Isa};
-use crate::lower::{Host, Lowered, Narrow, lower, lower_host};
+use crate::lower::{Host, Lowered, Narrow, Pretend, bytes, lower, lower_host, pretend};
 use crate::plan::{Crossing, Cuts, Segment, Sizes, Unit, segments};
 use crate::residency::{Store, WeightId};
 use crate::scope::Role;
@@ -34,6 +34,8 @@ pub(super) enum Form {
     Ggml(Box<Lowered>),
     /// Calls of the project's own kernels.
     Host(Host),
+    /// What a pretend device does.
+    Noop(Pretend),
 }
 
 impl Form {
@@ -42,6 +44,7 @@ impl Form {
         match self {
             Form::Ggml(l) => l.layout.size,
             Form::Host(h) => h.workspace,
+            Form::Noop(n) => n.workspace,
         }
     }
 
@@ -50,6 +53,7 @@ impl Form {
         match self {
             Form::Ggml(l) => l.leaves.iter().chain(&l.writes).map(|&(v, _)| v).collect(),
             Form::Host(h) => h.vars.clone(),
+            Form::Noop(n) => n.vars.clone(),
         }
     }
 
@@ -60,8 +64,7 @@ impl Form {
                 Some(&(_, id)) => l.ctx.alloc_size(id, dev),
                 None => Err(Error::internal("a value has no tensor")),
             },
-            // Values are f32 or i32.
-            Form::Host(_) => Ok(program.node(v).shape.elements().saturating_mul(4)),
+            Form::Host(_) | Form::Noop(_) => Ok(bytes(program, v)),
         }
     }
 }
@@ -109,6 +112,8 @@ pub struct SegmentSize {
 /// How segments are lowered.
 pub(super) struct Lowering<'a> {
     pub(super) dev: Dev,
+    /// Whether the device is a pretend one, which only has the sizes of `dev`.
+    pub(super) pretend: bool,
     pub(super) options: &'a RunnerOptions,
     pub(super) kernels: CpuKernels,
     /// Operations of ggml that the CPU computes although the device could.
@@ -157,7 +162,7 @@ impl Plan {
             segments.into_iter().map(|s| (take(&s), s)).partition(|(stage, _)| stage.is_some());
         let new: Vec<Segment> = new.into_iter().map(|(_, s)| s).collect();
         let mut stages: Vec<Stage> = old.into_iter().filter_map(|(stage, _)| stage).collect();
-        let hosts = match isa.filter(|_| by_kernels) {
+        let hosts = match isa.filter(|_| by_kernels && !how.pretend) {
             Some(isa) => {
                 let host = |s| {
                     lower_host(program, s, isa, &narrow, memory_type)
@@ -174,6 +179,7 @@ impl Plan {
             let name: Arc<str> = name(program, &segment).into();
             let form = match hosts.next() {
                 Some(host) => Form::Host(host),
+                None if how.pretend => Form::Noop(pretend(program, &segment)?),
                 None => Form::Ggml(Box::new(
                     graph(program, &segment, how, isa, memory_type).map_err(|e| phase(e, &name, "lowering"))?,
                 )),

@@ -14,7 +14,8 @@ impl Runner {
         let pool = self.store.asker(0, 0).pool;
         let capacity = self.store.manager().capacity(self.store.module(), pool);
         let known = self.plans.iter().position(|p| p.signature == program.signature());
-        let known = known.map(|i| self.plans.remove(i)).filter(|p| still_fits(p, capacity));
+        let streams = self.store.streams(0);
+        let known = known.map(|i| self.plans.remove(i)).filter(|p| still_fits(p, capacity, streams));
         let plan = match known {
             Some(plan) => plan,
             None => {
@@ -50,14 +51,20 @@ impl Runner {
             whole.whole = Some(need);
             return Ok(whole);
         }
-        let units = self.lower(program, &Cuts::All, Vec::new())?;
+        let mut units = self.lower(program, &Cuts::All, Vec::new())?;
         if streams && units.largest().is_none_or(|s| units.need(s) <= capacity) {
+            units.whole = Some(need);
             return Ok(units);
         }
         let sizes = units.units(&self.store);
         let starts: Vec<usize> = units.stages.iter().map(|s| s.segment.nodes.start).collect();
         let ranges = match sizes.merge(capacity) {
             Ok(ranges) => ranges,
+            // Without cuts nothing crosses them.
+            Err(_) if need <= capacity => {
+                whole.whole = Some(need);
+                return Ok(whole);
+            }
             Err(too_large) => {
                 let refusal = manager.refusal(self.store.module(), pool);
                 return Err(match units.stages.get(too_large.unit) {
@@ -89,7 +96,9 @@ impl Runner {
     }
 
     fn lower(&mut self, program: &Program, cuts: &Cuts, known: Vec<Stage>) -> Result<Plan> {
-        let how = Lowering { dev: self.dev, options: &self.options, kernels: self.kernels, refuse: &self.refuse };
+        let Runner { dev, options, kernels, refuse, .. } = self;
+        let pretend = self.device.noop_device().is_some();
+        let how = Lowering { dev: *dev, pretend, options, kernels: *kernels, refuse };
         let (plan, lowered) = Plan::new(program, cuts, known, &how, &mut self.store)?;
         self.lowered += lowered;
         Ok(plan)
@@ -101,9 +110,10 @@ impl Runner {
     }
 }
 
-/// Whether a plan is as good as a new one. One in segments is not where the program fits whole with a little to spare.
-fn still_fits(plan: &Plan, capacity: usize) -> bool {
+/// Whether a plan is as good as a new one. One in segments is not where the program fits whole with a little to spare,
+/// unless it is in segments for the sake of pages that come and go.
+fn still_fits(plan: &Plan, capacity: usize, streams: bool) -> bool {
     let Some(whole) = plan.whole else { return true };
     let fits = plan.largest().is_none_or(|s| plan.need(s) <= capacity);
-    fits && (plan.stages.len() == 1 || whole.saturating_add(whole / 16) > capacity)
+    fits && (plan.stages.len() == 1 || streams || whole.saturating_add(whole / 16) > capacity)
 }

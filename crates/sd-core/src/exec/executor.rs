@@ -49,7 +49,7 @@ impl Runner {
     /// # Errors
     /// The device cannot be opened.
     pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
-        let dev = device.ggml()?;
+        let dev = device.layout()?;
         let backend = Backend::new(dev, threads(options.threads))?;
         let manager = options.manager.clone().unwrap_or_else(|| Manager::new(ManagerOptions::default()));
         let home = options.home.clone().unwrap_or_else(|| Home::Device(device.clone()));
@@ -225,7 +225,7 @@ mod tests {
             assert_eq!(runner.run(&program, &[("x", &x)], &CancelToken::new()).unwrap(), first);
             let taken = match &runner.plans[0].stages[0].form {
                 Form::Ggml(l) => l.graph.taken_over(),
-                Form::Host(_) => 0,
+                Form::Host(_) | Form::Noop(_) => 0,
             };
             (first, taken)
         };

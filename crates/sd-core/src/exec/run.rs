@@ -7,11 +7,12 @@ use super::cache::{Carried, Form, Plan, Stage, phase};
 use super::executor::Runner;
 use super::threads;
 use crate::cancel::CancelToken;
-use crate::device::Device;
+use crate::device::{Cells, Device};
 use crate::error::{Error, Result};
 use crate::ffi::{Backend, Buffer, Dev};
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{Memory, Pool, run};
+use crate::lower::{bytes, given, tensor};
 use crate::residency::{Loader, Manager, NotLoaded, Pending, Pins, Refusal, RoomKind, Space, Store, Want, shown};
 use crate::tensor::{Data, Tensor};
 use crate::trace::EventKind;
@@ -159,9 +160,12 @@ impl Runner {
         let (manager, module) = (store.manager().clone(), store.module());
         manager.begin(module);
         let busy = Busy { manager: manager.clone(), module };
-        let refuse = |plan: &Plan, stage: &Stage, r: Refusal, store: &Store, doing: &str| match r {
-            Refusal::Failed(e) => phase(e, &stage.name, doing),
-            r => refused(plan, stage, r, device, store, &options.module),
+        let refuse = |plan: &Plan, stage: &Stage, r: Refusal, store: &Store, doing: &str| {
+            let r = match r {
+                Refusal::Failed(e) => Refusal::Failed(e.context(doing)),
+                limit => limit,
+            };
+            refused(plan, stage, r, device, store, &options.module)
         };
         let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
         let Some(first) = plan.stages.first() else {
@@ -169,12 +173,17 @@ impl Runner {
         };
         let asker = store.asker(0, first.form.workspace());
         // What the first stage reads stays while others make room.
-        let pins = store.loads(want(first, 0, cancel), EventKind::Load)?.0;
-        manager.trim(asker);
-        let carried = manager
-            .room(RoomKind::Carried, plan.carried_size, 0, asker)
-            .map_err(|r| refuse(plan, first, r, store, "allocating values between segments"))?;
-        drop(pins);
+        let carried = loop {
+            let pins = store.loads(want(first, 0, cancel), EventKind::Load)?.0;
+            manager.trim(asker);
+            let carried = manager.room(RoomKind::Carried, plan.carried_size, 0, asker);
+            drop(pins);
+            match carried {
+                Err(Refusal::Limit { .. }) if store.shed(want(first, 0, cancel)) => {}
+                Err(r) => return Err(refuse(plan, first, r, store, "allocating values between segments")),
+                Ok(carried) => break carried,
+            }
+        };
         let constants = *constants_of != Some((plan.id, carried.serial()));
         *constants_of = None;
         let places = std::mem::take(&mut plan.carried);
@@ -188,23 +197,24 @@ impl Runner {
                 ahead.reach(i, store);
                 let Some(stage) = plan.stages.get(i) else { continue };
                 let want = want(stage, stage.form.workspace(), cancel);
-                let mut held = store.ensure(want, &stage.weights);
-                if matches!(held, Err(NotLoaded::Refused(Refusal::Limit { .. }))) && ahead.give_up(store) {
-                    held = store.ensure(want, &stage.weights);
-                }
-                let held = held.map_err(|e| match e {
-                    NotLoaded::Failed(e) => phase(e, &stage.name, "loading weights"),
-                    NotLoaded::Refused(r) => refuse(plan, stage, r, store, "loading weights"),
-                })?;
+                let asker = store.asker(0, want.workspace);
+                let (held, space) = loop {
+                    let mut doing = "loading weights";
+                    let both = store.ensure(want, &stage.weights).and_then(|held| {
+                        doing = "allocating workspace";
+                        let room = manager.room(RoomKind::Workspace, want.workspace, plan.workspace, asker);
+                        room.map(|space| (held, space)).map_err(NotLoaded::Refused)
+                    });
+                    match both {
+                        Ok(both) => break both,
+                        Err(NotLoaded::Refused(Refusal::Limit { .. }))
+                            if ahead.give_up(store) || store.shed(want) => {}
+                        Err(NotLoaded::Refused(r)) => return Err(refuse(plan, stage, r, store, doing)),
+                        Err(NotLoaded::Failed(e)) => return Err(phase(e, &stage.name, doing)),
+                    }
+                };
                 ahead.ran(i);
                 cancel.check()?;
-                let asker = store.asker(0, want.workspace);
-                let room = || manager.room(RoomKind::Workspace, want.workspace, plan.workspace, asker);
-                let mut space = room();
-                if matches!(space, Err(Refusal::Limit { .. })) && ahead.give_up(store) {
-                    space = room();
-                }
-                let space = space.map_err(|r| refuse(plan, stage, r, store, "allocating workspace"))?;
                 ahead.queue(i, &plan.stages, plan.workspace, store, loader, cancel);
                 let Some(stage) = plan.stages.get_mut(i) else { continue };
                 let started = manager.now();
@@ -297,6 +307,25 @@ impl<'a> Run<'a> {
                 let memories: Vec<Memory> = buffers.iter().map(|(b, offset)| Memory::new(b, *offset)).collect();
                 run(&h.steps, &memories, pool()?, self.cancel).map_err(|e| phase(e, name, "computing"))
             }
+            Form::Noop(n) => {
+                let mut places: Vec<(Arc<Cells>, usize)> = Vec::new();
+                let mut weights = weights.iter();
+                for &v in &n.vars {
+                    places.push(if let Op::Weight(w) = &self.program.node(v).op {
+                        let missing = || Error::internal(format!("{} has no place", w.name()));
+                        let (space, offset) = weights.next().ok_or_else(missing)?;
+                        (space.noop()?.clone(), *offset)
+                    } else {
+                        let (cells, offset) = (self.carried.noop()?.clone(), self.place(Carried::Value(v))?);
+                        if let Some(data) = self.fresh(v) {
+                            cells.write(offset, bytes(self.program, v), given(data))?;
+                        }
+                        (cells, offset)
+                    });
+                }
+                let places: Vec<(&Cells, usize)> = places.iter().map(|(c, at)| (&**c, *at)).collect();
+                n.run(space.noop()?, &places).map_err(|e| phase(e, name, "computing"))
+            }
             Form::Ggml(l) => {
                 let carried = self.carried.ggml()?.clone();
                 let space = space.ggml()?.clone();
@@ -339,9 +368,14 @@ impl<'a> Run<'a> {
         for &v in &stage.segment.writes {
             for (slot, _) in outputs.iter_mut().zip(self.program.outputs()).filter(|(_, o)| **o == v) {
                 let dims = self.program.node(v).shape;
+                if let Form::Noop(_) = &stage.form {
+                    let value = self.carried.noop()?.read(self.place(Carried::Value(v))?)?;
+                    *slot = Some(tensor(dims.dims(), value)?);
+                    continue;
+                }
                 let mut values = vec![0.0; dims.elements()];
                 match &stage.form {
-                    Form::Host(_) => {
+                    Form::Host(_) | Form::Noop(_) => {
                         self.carried.ggml()?.read(self.place(Carried::Value(v))?, &mut values)?;
                     }
                     Form::Ggml(l) => {
@@ -362,35 +396,47 @@ pub(super) fn refused(
     plan: &Plan,
     stage: &Stage,
     refusal: Refusal,
-    device: &Device,
+    device: &Arc<Device>,
     store: &Store,
     module: &str,
 ) -> Error {
-    let (limit, others, budget) = match refusal {
-        Refusal::Failed(e) => return e,
-        Refusal::Limit { limit, others, budget } => (limit, others, budget),
-    };
     let what = match (&*stage.name, module) {
         ("", "") => "the program".to_owned(),
         ("", module) => module.to_owned(),
         (name, _) => format!("segment {name}"),
     };
-    let there_is = if budget { "budget" } else { "free" };
-    let mut message = format!("{what} needs {} on {device}, {there_is} {}", shown(plan.need(stage)), shown(limit));
-    if others > 0 {
-        message += &format!(", of which others use {}", shown(others));
+    let mut message = format!("{what} needs {} on {device}", shown(plan.need(stage)));
+    let mut raise = false;
+    match &refusal {
+        Refusal::Limit { limit, others, budget } => {
+            message += &format!(", {} {}", if *budget { "budget" } else { "free" }, shown(*limit));
+            if *others > 0 {
+                message += &format!(", of which others use {}", shown(*others));
+            }
+            raise = *budget;
+        }
+        // The device gives less than it could have.
+        Refusal::Failed(_) => {
+            if let Some(budget) = store.manager().budget(device) {
+                message += &format!(", budget {}", shown(budget));
+            }
+        }
     }
     let ids = stage.groups.iter().flat_map(|g| &g.1);
     let largest = ids.max_by_key(|id| store.stored(**id)).and_then(|id| Some((store.weight(*id)?, *id)));
-    let advice = match (store.manager().options().segmented, budget) {
+    let advice = match (store.manager().options().segmented, raise) {
         (false, _) => "let it run in segments",
         (true, true) => "raise --max-vram",
         (true, false) => "free memory of the device",
     };
-    Error::device(message).hint(match largest {
+    let hint = match largest {
         Some((w, id)) => format!("{advice}; largest weight {} {}", w.name(), shown(store.stored(id))),
         None => advice.to_owned(),
-    })
+    };
+    match refusal {
+        Refusal::Limit { .. } => Error::device(message).hint(hint),
+        Refusal::Failed(e) => e.context(message).or_hint(hint),
+    }
 }
 
 /// Results in order: those computed, and leaves that are results.

@@ -34,7 +34,8 @@ unsafe impl Sync for Buffer {}
 /// The alignment ggml demands of lent memory's first byte.
 const HOST_ALIGNMENT: usize = 32;
 
-fn serial() -> u64 {
+/// A number that no other buffer has.
+pub(crate) fn next_serial() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -87,7 +88,7 @@ impl Buffer {
         h.now += size;
         h.peak = h.peak.max(h.now);
         drop(held);
-        Ok(Buffer { raw, dev, serial: serial(), start, size, alignment: alignment.max(1), lent: None })
+        Ok(Buffer { raw, dev, serial: next_serial(), start, size, alignment: alignment.max(1), lent: None })
     }
 
     /// Host memory as a read-only buffer of the CPU device.
@@ -104,7 +105,7 @@ impl Buffer {
         Ok(Buffer {
             raw,
             dev,
-            serial: serial(),
+            serial: next_serial(),
             start: address,
             size: bytes.len(),
             alignment: 1,

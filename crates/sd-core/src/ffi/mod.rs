@@ -18,7 +18,7 @@ use std::sync::{Mutex, Once};
 
 use ggml_sys as sys;
 
-pub(crate) use buffer::{Buffer, Held, held_on, reset_peak};
+pub(crate) use buffer::{Buffer, Held, held_on, next_serial, reset_peak};
 pub(crate) use context::{Context, Graph, Id, PIECE};
 pub(crate) use custom::{HostOp, Operand};
 pub(crate) use device::{Backend, Dev, DevKind};

@@ -1,6 +1,8 @@
 //! Bringing weights to a device: reading, converting, copying. Loads are values, so that any thread can do them.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
 use super::{Space, WeightId};
@@ -41,6 +43,8 @@ pub(crate) struct Load {
     /// The segment that wants them.
     pub(crate) segment: Arc<str>,
     pub(crate) cancel: CancelToken,
+    /// When it was asked for, on the clock of a pretend device.
+    pub(crate) asked: Duration,
 }
 
 /// Weights that were loaded.
@@ -51,6 +55,8 @@ pub(crate) struct Loaded {
     pub(crate) ids: Vec<WeightId>,
     /// What main memory is to keep.
     pub(crate) kept: Vec<(WeightId, Bytes)>,
+    /// When they are there, on the clock of a pretend device.
+    pub(crate) there: Duration,
 }
 
 /// Why weights were not loaded.
@@ -121,7 +127,8 @@ impl Load {
         let chunk = Chunk { places, bytes, mapped, name: self.segment.clone() };
         let (chunk, pins) = self.manager.add(chunk, self.who, self.unit);
         self.manager.note(started, self.kind, self.who, &self.segment, bytes);
-        Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept })
+        let there = self.device.noop_device().map_or(Duration::ZERO, |noop| noop.copy(self.asked, bytes));
+        Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept, there })
     }
 
     /// Uploads the items with these numbers into as few buffers as the device's limit on their size allows; the bytes
@@ -134,7 +141,7 @@ impl Load {
         kept: &mut Vec<(WeightId, Bytes)>,
         more: usize,
     ) -> Result<usize, NotLoaded> {
-        let dev = self.device.ggml()?;
+        let dev = self.device.layout()?;
         let (align, limit) = (dev.alignment(), dev.max_buffer());
         let mut ctx = Context::new();
         let mut buffers: Vec<Planned> = Vec::new();
@@ -156,20 +163,36 @@ impl Load {
         }
         let mut reserved = Reserved { load: self, bytes: total + more };
         for Planned { size, items } in buffers {
-            let space = self.manager.allocate(size, self.who)?;
-            let buffer = space.ggml()?;
-            buffer.mark_weights();
+            let space =
+                self.manager.allocate(size, self.who).map_err(|e| NotLoaded::Refused(Refusal::Failed(e)))?;
+            if let Space::Ggml(buffer) = &space {
+                buffer.mark_weights();
+            }
             for (i, id, offset) in items {
                 self.cancel.check()?;
                 let (Some(item), Some(place)) = (self.items.get(i), places.get_mut(i)) else { continue };
-                ctx.place(id, buffer, offset, dev)?;
-                let keeps = self.read(item, |at, bytes| ctx.write_part(id, buffer, at, bytes))?;
+                let keeps = match &space {
+                    Space::Ggml(buffer) => {
+                        ctx.place(id, buffer, offset, dev)?;
+                        self.read(item, |at, bytes| ctx.write_part(id, buffer, at, bytes))?
+                    }
+                    Space::Noop(cells) => {
+                        let mut all = DefaultHasher::new();
+                        (item.weight.name(), item.dtype).hash(&mut all);
+                        let keeps = self.read(item, |_, bytes| {
+                            all.write(bytes);
+                            Ok(())
+                        })?;
+                        cells.write(offset, ctx.alloc_size(id, dev)?, all.finish())?;
+                        keeps
+                    }
+                };
                 kept.extend(keeps.map(|bytes| (item.id, bytes)));
                 *place = Some((space.clone(), offset));
             }
         }
         // The device may have been lost meanwhile.
-        dev.check()?;
+        self.device.check()?;
         reserved.bytes = 0;
         Ok(total)
     }

@@ -388,9 +388,9 @@ impl Manager {
         (id, Pins { manager: self.clone(), ids: vec![id] })
     }
 
-    /// Lets go these chunks of a module; in use they stay.
-    pub(crate) fn release(&self, module: u64, which: impl Fn(u64) -> bool) {
-        self.lock().release(|id, e| e.module == module && e.pins == 0 && which(id));
+    /// Lets go these chunks of a module, but those in use; whether there were any.
+    pub(crate) fn release(&self, module: u64, which: impl Fn(u64) -> bool) -> bool {
+        self.lock().release(|id, e| e.module == module && e.pins == 0 && which(id))
     }
 
     /// Lets go a module's chunks on all devices but `home`.
@@ -404,11 +404,14 @@ impl Manager {
     }
 
     /// A buffer of at least `size` bytes for `who`, which stays until [`Manager::rest`]; of `liked` bytes if nothing
-    /// has to go for that. What an earlier one held is lost when it is too small.
+    /// has to go for that. What an earlier one held is lost when it is too small; or too large, where memory is limited,
+    /// for crossing values, which stay while segments ask for their share.
     pub(crate) fn room(&self, kind: RoomKind, size: usize, liked: usize, who: Asker) -> Result<Space, Refusal> {
         let key = RoomKey { module: who.module, pool: who.pool, kind };
         let mut state = self.lock();
-        if let Some(room) = state.rooms.get_mut(&key).filter(|r| r.space.size() >= size) {
+        let exact = kind == RoomKind::Carried && !state.fits(usize::MAX / 2, who.pool);
+        let suits = |r: &&mut Room| r.space.size() == size.max(1) || r.space.size() > size && !exact;
+        if let Some(room) = state.rooms.get_mut(&key).filter(suits) {
             room.busy = true;
             return Ok(room.space.clone());
         }
@@ -544,12 +547,14 @@ impl State {
         }
         let free = |e: &&Entry| e.pool == who.pool && e.pins == 0 && e.chunk.bytes > 0;
         let candidates = || self.chunks.iter().filter(|(_, e)| free(e));
-        let own = candidates().filter(|(_, e)| e.module == who.module).max_by_key(|(_, e)| (e.unit, e.used));
-        let victim = own.or_else(|| {
-            let at_home =
-                |e: &Entry| self.modules.get(&e.module).is_some_and(|m| matches!(m.home, Home::Device(_)));
-            candidates().filter(|(_, e)| e.module != who.module).min_by_key(|(_, e)| (at_home(e), e.used))
-        });
+        let at_home = |e: &Entry| self.modules.get(&e.module).is_some_and(|m| matches!(m.home, Home::Device(_)));
+        let others = |before: u64| {
+            let of_others = candidates().filter(|(_, e)| e.module != who.module && e.used < before);
+            of_others.min_by_key(|(_, e)| (at_home(e), e.used))
+        };
+        let own = || candidates().filter(|(_, e)| e.module == who.module).max_by_key(|(_, e)| (e.unit, e.used));
+        let looped = self.modules.get(&who.module).map_or(0, |m| m.runs[1]);
+        let victim = others(looped).or_else(own).or_else(|| others(u64::MAX));
         match victim.map(|(&id, _)| id) {
             Some(id) => {
                 self.release(|i, _| i == id);
@@ -560,9 +565,10 @@ impl State {
     }
 
     /// Removes chunks. Their memory is free when this returns, unless somebody who did not pin them still holds it.
-    fn release(&mut self, which: impl Fn(u64, &Entry) -> bool) {
+    /// Says whether there were any.
+    fn release(&mut self, which: impl Fn(u64, &Entry) -> bool) -> bool {
         let ids: Vec<u64> = self.chunks.iter().filter(|&(&id, e)| which(id, e)).map(|(&id, _)| id).collect();
-        for id in ids {
+        for &id in &ids {
             if let Some(e) = self.chunks.remove(&id) {
                 let started = self.trace.as_ref().map(|_| Instant::now());
                 let (bytes, pool, module, name) = (e.chunk.bytes, e.pool, e.module, e.chunk.name.clone());
@@ -573,6 +579,7 @@ impl State {
                 }
             }
         }
+        !ids.is_empty()
     }
 
     fn release_rooms(&mut self, which: impl Fn(&RoomKey) -> bool) {

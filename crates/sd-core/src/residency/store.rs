@@ -1,7 +1,8 @@
 //! The weights of one network: which there are, and where each lies on the devices that compute.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::load::{Item, Load, Loaded, NotLoaded, fetch};
 use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
@@ -117,7 +118,7 @@ impl Store {
             return Ok(id);
         }
         let Some(lane) = self.lanes.first() else { return Err(Error::internal("no device")) };
-        let dev = lane.device.ggml()?;
+        let dev = lane.device.layout()?;
         let leaf = self.ctx.leaf(dtype, ne(&weight.shape()))?;
         let size = self.ctx.alloc_size(leaf, dev)?.next_multiple_of(dev.alignment());
         let id = WeightId(self.entries.len());
@@ -148,7 +149,7 @@ impl Store {
     /// Takes weights from `source` from now on; those stay for which `keep` holds.
     pub(crate) fn set_source(&mut self, source: Arc<dyn WeightSource>, keep: impl Fn(&str) -> bool) {
         self.source = source;
-        let mut gone = std::collections::HashSet::new();
+        let mut gone = HashSet::new();
         for e in self.entries.iter_mut().filter(|e| !keep(e.weight.name())) {
             gone.extend(e.places.iter_mut().filter_map(Option::take).map(|p| p.0));
             e.ram = None;
@@ -217,6 +218,23 @@ impl Store {
         Ok(Held { places, passing, _pins: all })
     }
 
+    /// Frees chunks that hold more than is wanted, so that only that takes room when it is loaded again; whether there
+    /// were any. Other programs, or other segments, wanted the rest of them.
+    pub(crate) fn shed(&mut self, want: Want<'_>) -> bool {
+        let wanted: HashSet<WeightId> = want.groups.iter().flat_map(|g| &g.1).copied().collect();
+        let (mut used, mut more) = (HashSet::new(), HashSet::new());
+        for (i, e) in self.entries.iter().enumerate() {
+            if let Some(&Some((chunk, _))) = e.places.get(want.lane) {
+                if wanted.contains(&WeightId(i)) {
+                    used.insert(chunk)
+                } else {
+                    more.insert(chunk)
+                };
+            }
+        }
+        self.manager.release(self.module, |id| used.contains(&id) && more.contains(&id))
+    }
+
     /// Whether pages of a mapped file come before a segment uses them in place and go after it.
     pub(crate) fn streams(&self, lane: usize) -> bool {
         let on_host = self.lanes.get(lane).is_some_and(|l| l.device.kind() == DeviceKind::Cpu);
@@ -257,6 +275,7 @@ impl Store {
                 kind,
                 segment: want.segment.clone(),
                 cancel: want.cancel.clone(),
+                asked: at.device.noop_device().map_or(Duration::ZERO, |noop| noop.elapsed()),
             };
             loads.push((load, bytes));
         }
@@ -277,6 +296,9 @@ impl Store {
 
     /// Notes where loaded weights are.
     pub(crate) fn accept(&mut self, lane: usize, loaded: Loaded) -> Pins {
+        if let Some(noop) = self.lanes.get(lane).and_then(|l| l.device.noop_device()) {
+            noop.wait(loaded.there);
+        }
         for (i, id) in loaded.ids.iter().enumerate() {
             if let Some(place) = self.entries.get_mut(id.0).and_then(|e| e.places.get_mut(lane)) {
                 *place = Some((loaded.chunk, i));
