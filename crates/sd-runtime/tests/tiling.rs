@@ -34,22 +34,41 @@ fn most(a: &[u8], b: &[u8]) -> u8 {
     a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap()
 }
 
+/// What one picture in pieces differs from the whole by, in levels.
+fn check(engine: &mut Engine, whole: &[u8], request: &ImageRequest, vae_tiling: VaeTiling) {
+    let pieces = ImageRequest { vae_tiling: Some(vae_tiling), ..request.clone() };
+    let pieces = generate(engine, &pieces, &mut Log::default()).unwrap().remove(0);
+    let off = most(&pieces.rgb, whole);
+    assert!(off <= 1, "{}x{} {vae_tiling:?}: {off} levels", pieces.width, pieces.height);
+}
+
 #[test]
 fn pieces_of_any_size_give_the_whole() {
     let mut engine = engine();
     for (width, height) in [(64, 64), (200, 72), (520, 136)] {
         let request = round_trip(width, height);
-        let whole = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0);
-        for (tile, relative) in
-            [([4, 4], [0.0; 2]), ([7, 5], [0.0; 2]), ([0, 0], [0.0; 2]), ([0, 0], [0.5, 0.3]), ([0, 0], [3.0, 2.0])]
+        let whole = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0).rgb;
+        for (tile, relative) in [([7, 5], [0.0; 2]), ([0, 0], [0.0; 2]), ([0, 0], [0.5, 0.3]), ([0, 0], [3.0, 2.0])]
         {
-            if tile == [4, 4] && width > 64 {
-                continue;
-            }
-            let pieces = ImageRequest { vae_tiling: Some(VaeTiling { tile, relative }), ..request.clone() };
-            let pieces = generate(&mut engine, &pieces, &mut Log::default()).unwrap().remove(0);
-            let off = most(&pieces.rgb, &whole.rgb);
-            assert!(off <= 1, "{width}x{height} {tile:?} {relative:?}: {off} levels");
+            check(&mut engine, &whole, &request, VaeTiling { tile, relative });
+        }
+    }
+}
+
+/// Every size from 64 to 520, and every size of a piece up to one that holds all.
+#[test]
+fn every_size_and_every_piece_give_the_whole() {
+    let mut engine = engine();
+    for side in (64..=520).step_by(8) {
+        // Long in one direction, so that it costs little.
+        let (width, height) = if side % 16 == 0 { (side, 64) } else { (64, side) };
+        let request = round_trip(width, height);
+        let whole = generate(&mut engine, &request, &mut Log::default()).unwrap().remove(0).rgb;
+        let length = side / 8 - 4;
+        let pieces = if side == 520 { vec![4, 9, 22, 33, 61, 62, 63, 64, 65] } else { vec![length] };
+        for piece in pieces {
+            let tile = if width > height { [piece, 4 + piece % 5] } else { [4 + piece % 5, piece] };
+            check(&mut engine, &whole, &request, VaeTiling { tile, relative: [0.0; 2] });
         }
     }
 }
