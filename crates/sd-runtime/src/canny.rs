@@ -6,7 +6,9 @@ const GAUSS: [[i64; 5]; 5] =
     [[2, 4, 5, 4, 2], [4, 9, 12, 9, 4], [5, 12, 15, 12, 5], [4, 9, 12, 9, 4], [2, 4, 5, 4, 2]];
 /// Gradients across and down.
 const SOBEL: [[[i64; 3]; 3]; 2] = [[[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]], [[-1, -2, -1], [0, 0, 0], [1, 2, 1]]];
-/// The strongest gradient times this begins an edge, and what begins one times this goes on with it.
+/// The strongest gradient times this begins an edge, and what begins one times this goes on with it: the thresholds of
+/// stable-diffusion.cpp's `preprocess_canny`, whose lower one is a share of the higher one. In OpenCV's and ComfyUI's
+/// Canny both are gradients.
 const THRESHOLD: f64 = 0.08;
 /// The tangent of 22.5 degrees, where the nearest neighbour in a direction becomes a diagonal one.
 const DIAGONAL: f64 = std::f64::consts::SQRT_2 - 1.0;
