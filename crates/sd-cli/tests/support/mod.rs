@@ -77,7 +77,7 @@ pub(crate) fn tiny_decoder(path: &Path) {
 }
 
 /// Writes a safetensors file, which is a length, a JSON header and the elements.
-fn zeros(path: &Path, tensors: &[(&str, &[usize])]) {
+pub(crate) fn zeros(path: &Path, tensors: &[(&str, &[usize])]) {
     let (mut header, mut end) = (serde_json::Map::new(), 0);
     for (name, shape) in tensors {
         let begin = end;
