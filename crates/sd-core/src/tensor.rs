@@ -162,8 +162,13 @@ pub trait Mapped: AsRef<[u8]> + Send + Sync {
     /// The bytes are wanted soon, and the file has become shorter. That the system takes no advice is none.
     fn advise(&self, range: Range<usize>, advice: Advice) -> Result<()>;
 
-    /// The bytes of `range`, read rather than looked at: where the file has become shorter, looking at them would end the
-    /// process.
+    /// To be asked after looking at bytes.
+    ///
+    /// # Errors
+    /// Some of those that anybody looked at so far were not in the file any more, and zeros instead.
+    fn check(&self) -> Result<()>;
+
+    /// The bytes of `range`, read rather than looked at, so that what is not there is an error.
     ///
     /// # Errors
     /// The file cannot be read, or has become shorter.
@@ -229,6 +234,17 @@ impl Bytes {
         match &self.owner {
             Owner::Memory(_) => Ok(()),
             Owner::File(f) => f.advise(self.range.clone(), advice),
+        }
+    }
+
+    /// An error if they are part of a mapped file and were not what it held when somebody looked at them.
+    ///
+    /// # Errors
+    /// As [`Mapped::check`].
+    pub fn check(&self) -> Result<()> {
+        match &self.owner {
+            Owner::Memory(_) => Ok(()),
+            Owner::File(f) => f.check(),
         }
     }
 

@@ -18,6 +18,8 @@ pub enum EventKind {
     Compute,
     /// Memory for values was allocated.
     Workspace,
+    /// Cuts were chosen for a program, and it was lowered.
+    Plan,
 }
 
 impl EventKind {
@@ -29,6 +31,7 @@ impl EventKind {
             EventKind::Evict => "evict",
             EventKind::Compute => "compute",
             EventKind::Workspace => "workspace",
+            EventKind::Plan => "plan",
         }
     }
 }
@@ -116,7 +119,7 @@ impl Trace {
         }
         for e in &events {
             let pid = devices.iter().position(|d| **d == e.device).unwrap_or(0);
-            let tid = u8::from(e.kind != EventKind::Compute);
+            let tid = u8::from(!matches!(e.kind, EventKind::Compute | EventKind::Plan));
             let (kind, start, level) = (e.kind.name(), micros(e.start), e.level);
             let name = quoted(&format!("{kind} {} {}", e.module, e.segment));
             let (module, segment) = (quoted(&e.module), quoted(&e.segment));

@@ -5,7 +5,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Checkpoint, Net, Random};
 use sd_core::device::{Noop, NoopOptions};
@@ -13,6 +13,7 @@ use sd_core::graph::{Graph, Program};
 use sd_core::trace::EventKind;
 use sd_core::{
     CancelToken, Cuts, DType, Home, Manager, ManagerOptions, Result, Runner, RunnerOptions, Scope, Tensor, Trace,
+    WeightSource,
 };
 
 fn manager(prefetch: bool) -> Arc<Manager> {
@@ -186,5 +187,33 @@ fn an_allocation_that_fails_anywhere_is_an_error_and_leaves_nothing_behind() {
             }
             assert_eq!(phases.len(), 3, "{phases:?}");
         }
+    }
+}
+
+/// What a step costs beside loading and computing: building the program, finding its plan, and keeping the accounts.
+#[test]
+fn a_warm_step_of_sixty_blocks_is_planned_within_five_milliseconds() {
+    let mut r = Random::new(3);
+    let net = Net::of(&mut r, DType::F16, 60);
+    let x = [r.tensor(&[2, 3, 1, 6]), Tensor::f32(&[2], vec![3.0, 700.0]).unwrap()];
+    let all: usize = net.source.names().iter().map(|n| net.source.bytes(n).unwrap().len()).sum();
+    // All of it has room; half of it, so that segments come and go.
+    for (budget, most) in [(4 * all, 1), (all / 2 + 100_000, 62)] {
+        let noop = Noop::new(NoopOptions { memory: budget, ..NoopOptions::default() });
+        let options = RunnerOptions { manager: Some(manager(true)), ..RunnerOptions::default() };
+        let mut runner = Runner::new(noop.device(), net.source.clone(), options).unwrap();
+        let mut step = || {
+            let begun = Instant::now();
+            let program = net.program(1);
+            runner.run(&program, &[("x", &x[0]), ("t", &x[1])], &CancelToken::new()).unwrap();
+            (begun.elapsed(), runner.lowered())
+        };
+        let (_, lowered) = step();
+        assert!(lowered <= 2 * most + 1);
+        // Others may use the processor too: the fastest counts.
+        let times: Vec<(Duration, usize)> = (0..20).map(|_| step()).collect();
+        assert!(times.iter().all(|t| t.1 == lowered), "something is lowered again");
+        let fastest = times.iter().map(|t| t.0).min().unwrap();
+        assert!(fastest < Duration::from_millis(5), "{fastest:?} with {budget} bytes");
     }
 }

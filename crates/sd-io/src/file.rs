@@ -6,10 +6,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::Mmap;
 use sd_core::{Advice, Bytes, Error, Mapped, Result};
 
-use crate::map::{self, map};
+use crate::map::Map;
 
 /// How tensor bytes are reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,7 +37,7 @@ struct Opened {
     path: PathBuf,
     len: u64,
     file: Mutex<File>,
-    map: Option<Mmap>,
+    map: Option<Map>,
 }
 
 impl SourceFile {
@@ -51,7 +50,7 @@ impl SourceFile {
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         let len = file.metadata().map_err(|e| Error::io(path, e))?.len();
         let map = match access {
-            Access::Map if len > 0 => match map(&file) {
+            Access::Map if len > 0 => match Map::new(&file) {
                 Ok(m) => Some(m),
                 Err(e) => {
                     tracing::warn!("{}: cannot be mapped ({e}), so it is read instead", path.display());
@@ -99,7 +98,8 @@ impl SourceFile {
     /// The range leaves the file, or the file has become shorter since it was opened.
     pub(crate) fn bytes(&self, range: Range<u64>) -> Result<Bytes> {
         match &self.storage {
-            Storage::Disk(opened) if opened.map.is_some() => {
+            // Of a map that was lost the end is zeros, even if the file is whole again.
+            Storage::Disk(opened) if opened.map.as_ref().is_some_and(|m| !m.is_lost()) => {
                 opened.check_length(&range)?;
                 self.slice(&Bytes::mapped(opened.clone()), range)
             }
@@ -149,7 +149,7 @@ impl Opened {
 
 impl AsRef<[u8]> for Opened {
     fn as_ref(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or_default()
+        self.map.as_ref().map_or(&[], Map::bytes)
     }
 }
 
@@ -159,9 +159,20 @@ impl Mapped for Opened {
             self.check_length(&(range.start as u64..range.end as u64))?;
         }
         if let Some(map) = &self.map {
-            map::advise(map, range, advice);
+            map.advise(range, advice);
         }
         Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        if !self.map.as_ref().is_some_and(Map::is_lost) {
+            return Ok(());
+        }
+        self.check_length(&(0..self.len))?;
+        Err(Error::bad_file(
+            &self.path,
+            "could not be read, or was shorter for a while, when its bytes were wanted",
+        ))
     }
 
     fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
@@ -213,6 +224,40 @@ mod tests {
         let e = bytes.read().unwrap_err().to_string();
         assert!(e.contains("mapped.bin") && e.contains("has 50000 (it had 100000"), "{e}");
         assert!(bytes.slice(0..49_000).unwrap().read().unwrap()[..] == content[1_000..50_000]);
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn looking_at_what_is_gone_gives_zeros_and_an_error_afterwards() {
+        let path = scratch("gone.bin");
+        let content = [7u8; 100_000];
+        fs::write(&path, content).unwrap();
+        let f = SourceFile::open(&path, Access::Map).unwrap();
+        let (other, bytes) = (SourceFile::open(&path, Access::Map).unwrap(), f.bytes(0..100_000).unwrap());
+        let writer = File::options().write(true).open(&path).unwrap();
+        writer.set_len(8_192).unwrap();
+        bytes.check().unwrap();
+        assert_eq!((bytes[8_191], bytes[50_000], bytes[99_999]), (7, 0, 0));
+        let e = bytes.check().unwrap_err().to_string();
+        assert!(e.contains("gone.bin") && e.contains("has 8192 (it had 100000"), "{e}");
+        // Other maps, of this file too, are none the wiser until somebody looks.
+        let twin = other.bytes(0..10).unwrap();
+        twin.check().unwrap();
+        assert_eq!(twin[0], 7);
+        // Whole again, the file gives its bytes, though not where they were.
+        fs::write(&path, content).unwrap();
+        let again = f.bytes(40_000..100_000).unwrap();
+        assert!(!again.is_mapped() && again[..] == content[40_000..]);
+        let e = bytes.check().unwrap_err().to_string();
+        assert!(e.contains("gone.bin: could not be read"), "{e}");
+        // What is mapped after that may lie where the lost map was.
+        drop((f, bytes, again));
+        for _ in 0..100 {
+            let f = SourceFile::open(&path, Access::Map).unwrap();
+            let bytes = f.bytes(0..100_000).unwrap();
+            assert!(bytes[..] == content && bytes.check().is_ok());
+        }
         fs::remove_dir_all(path.parent().unwrap()).unwrap();
     }
 

@@ -94,7 +94,7 @@ impl Importance {
             let values = |end: &str| -> Result<Vec<f32>> {
                 let full = format!("{name}{end}");
                 let meta = file.meta(&full).ok_or_else(|| bad(format!("{full} is missing")))?;
-                to_f32(meta.dtype, &file.bytes(&full)?, meta.shape.elements())
+                to_f32(meta.dtype, &file.bytes(&full)?.read()?, meta.shape.elements())
             };
             let (sums, counts) = (values(SUMS)?, values(COUNTS)?);
             // Weights of experts have a count each and stand one after another; those here have one.

@@ -3,7 +3,7 @@
 //!
 //! Absent on purpose: graphs, devices, what any tensor means.
 
-#![deny(unsafe_code)] // the one exception is the call that maps a file, in `map`
+#![deny(unsafe_code)] // the one exception is `map`
 
 mod atomic;
 mod checkpoint;

@@ -71,7 +71,8 @@ fn scalar(file: &Checkpoint, name: &str) -> Result<Option<f64>> {
     let Some(meta) = file.meta(name).filter(|m| m.shape.elements() == 1 && m.dtype.is_float()) else {
         return Ok(None);
     };
-    let values = convert::to_f32(meta.dtype, &file.bytes(name)?, 1).map_err(|e| e.context(name.to_owned()))?;
+    let values =
+        convert::to_f32(meta.dtype, &file.bytes(name)?.read()?, 1).map_err(|e| e.context(name.to_owned()))?;
     Ok(values.first().map(|v| f64::from(*v)))
 }
 
@@ -83,7 +84,7 @@ fn alphas_cumprod(file: &Checkpoint) -> Result<Option<Vec<f32>>> {
         let what = format!("{NAME} is {}, want [{STEPS}]", meta.shape);
         return Err(Error::bad_file(file.path(), what));
     }
-    let values = convert::to_f32(meta.dtype, &file.bytes(NAME)?, STEPS).map_err(|e| e.context(NAME))?;
+    let values = convert::to_f32(meta.dtype, &file.bytes(NAME)?.read()?, STEPS).map_err(|e| e.context(NAME))?;
     match values.iter().enumerate().find(|(_, v)| !(**v > 0.0 && **v <= 1.0)) {
         Some((i, v)) => {
             let what = format!("{NAME}: value {i} is {v}, want it above 0 and at most 1");

@@ -144,27 +144,27 @@ impl ScaledSource {
         let columns = columns(&meta);
         match recipe {
             Recipe::Scaled { scale, block } => {
-                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?, elements)?;
+                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?.read()?, elements)?;
                 scale_blocks(&mut values, columns, &self.scales(scale)?, *block);
                 Ok(values)
             }
             Recipe::Rotated { scale, block, group } => {
-                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?, elements)?;
+                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?.read()?, elements)?;
                 scale_blocks(&mut values, columns, &self.scales(scale)?, *block);
                 values.chunks_exact_mut(*group).for_each(rotate);
                 Ok(values)
             }
             Recipe::Nvfp4 { scale, whole } => {
                 let whole = self.scales(whole)?.first().copied().unwrap_or(1.0);
-                let packed = self.inner.bytes(name)?;
+                let packed = self.inner.bytes(name)?.read()?;
                 let mut values: Vec<f32> = packed.iter().flat_map(|b| [e2m1(b >> 4), e2m1(b & 15)]).collect();
                 let scales: Vec<f32> = self.scales(scale)?.iter().map(|s| whole * s).collect();
                 scale_tiles(&mut values, 2 * columns, &scales, 16);
                 Ok(values)
             }
             Recipe::Mxfp8 { scale } => {
-                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?, elements)?;
-                let scales: Vec<f32> = self.inner.bytes(scale)?.iter().map(|b| e8m0(*b)).collect();
+                let mut values = to_f32(meta.dtype, &self.inner.bytes(name)?.read()?, elements)?;
+                let scales: Vec<f32> = self.inner.bytes(scale)?.read()?.iter().map(|b| e8m0(*b)).collect();
                 scale_tiles(&mut values, columns, &scales, 32);
                 Ok(values)
             }
@@ -173,7 +173,7 @@ impl ScaledSource {
 
     fn scales(&self, name: &str) -> Result<Vec<f32>> {
         let meta = self.stored(name)?;
-        let scales = to_f32(meta.dtype, &self.inner.bytes(name)?, meta.shape.elements())?;
+        let scales = to_f32(meta.dtype, &self.inner.bytes(name)?.read()?, meta.shape.elements())?;
         if let Some(wrong) = scales.iter().find(|s| !s.is_finite()) {
             return Err(bad(&*self.inner, name, &format!("holds the scale {wrong}")));
         }
@@ -314,7 +314,7 @@ impl Note {
         if !short {
             return Err(bad(source, name, "is no short text"));
         }
-        let json: Json = serde_json::from_slice(&source.bytes(name)?)
+        let json: Json = serde_json::from_slice(&source.bytes(name)?.read()?)
             .map_err(|e| bad(source, name, &format!("is not JSON: {e}")))?;
         let format = json.get("format").and_then(Json::as_str).filter(|f| f.len() <= 40);
         let format = format.ok_or_else(|| bad(source, name, "names no format"))?.to_owned();

@@ -97,7 +97,7 @@ impl View {
         let bytes = self.values.bytes(name)?;
         match self.values.meta(name) {
             Some(m) if m.dtype != dtype => {
-                let values = convert::to_f32(m.dtype, &bytes, m.shape.elements())?;
+                let values = convert::to_f32(m.dtype, &bytes.read()?, m.shape.elements())?;
                 convert::from_f32(dtype, &values, m.shape.last()).map(Bytes::from)
             }
             _ => Ok(bytes),
@@ -121,7 +121,10 @@ impl WeightSource for View {
         };
         let mut parts = Vec::with_capacity(entry.sources.len());
         for source in &entry.sources {
-            parts.push(self.read(source, entry.meta.dtype)?);
+            let part = self.read(source, entry.meta.dtype)?;
+            // What is only passed on stays where it is mapped.
+            let moves = !matches!(entry.form, Form::Same | Form::Slice { .. });
+            parts.push(if moves { part.read()? } else { part });
         }
         laid_out(entry.form, &entry.meta, &parts).ok_or_else(|| {
             let Origin { name, file } = self.origin(name);

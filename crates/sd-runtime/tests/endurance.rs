@@ -7,7 +7,7 @@ mod support;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sd_runtime::{CancelToken, Engine, ImageRequest, InputImage, SamplerKind};
+use sd_runtime::{CancelToken, Engine, ImageRequest, InputImage, Observer, Progress, SamplerKind};
 use support::{Log, generate};
 
 /// One test at a time: they measure time and memory of the process.
@@ -60,6 +60,51 @@ fn a_request_stopped_at_any_moment_leaves_no_trace() {
         }
     }
     assert!(stopped >= 20, "only {stopped} of 50 requests were stopped");
+}
+
+/// Cuts a file when a step begins.
+#[cfg(unix)]
+struct Cuts<'a> {
+    path: &'a std::path::Path,
+    step: usize,
+    to: u64,
+}
+
+#[cfg(unix)]
+impl Observer for Cuts<'_> {
+    fn progress(&mut self, progress: Progress) {
+        if progress.step == self.step {
+            std::fs::File::options().write(true).open(self.path).unwrap().set_len(self.to).unwrap();
+        }
+    }
+}
+
+/// The processor computes with weights where the file is mapped.
+#[cfg(unix)]
+#[test]
+fn a_file_that_is_cut_while_it_is_used_is_an_error_until_it_is_whole_again() {
+    let _alone = alone();
+    let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/demo.safetensors");
+    let content = std::fs::read(demo).unwrap();
+    let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("cut.safetensors");
+    let request = request(64, 4);
+    let draw = |engine: &mut Engine| generate(engine, &request, &mut Log::default()).map(|i| i[0].rgb.clone());
+    let want = draw(&mut engine()).unwrap();
+    for (home, step, part) in [("", 1, 2), ("", 3, 3), ("", 0, 5), ("disk", 2, 10), ("disk", 3, 2), ("disk", 0, 3)]
+    {
+        std::fs::write(&path, &content).unwrap();
+        let builder = Engine::builder().model(&path).device("cpu").params_backend(home).threads(1);
+        let mut engine = builder.build().unwrap();
+        let mut cuts = Cuts { path: &path, step, to: (content.len() / part) as u64 };
+        let e = engine.generate(&request, &mut cuts, &CancelToken::new()).unwrap_err().to_string();
+        assert!(e.contains("cut.safetensors") && e.contains("when it was opened"), "{e}");
+        // As long as it is not whole there is no picture.
+        let e = draw(&mut engine).unwrap_err().to_string();
+        assert!(e.contains("cut.safetensors"), "{e}");
+        std::fs::write(&path, &content).unwrap();
+        assert!(draw(&mut engine).unwrap() == want, "{home} {step}");
+    }
+    std::fs::remove_file(path).unwrap();
 }
 
 /// Bytes of this process in memory.

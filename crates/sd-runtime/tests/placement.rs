@@ -9,8 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use sd_core::trace::{Event, EventKind};
 use sd_runtime::{
-    DType, Device, Engine, EngineBuilder, ImageRequest, Precision, SamplerKind, add_rpc_server, serve_rpc,
+    DType, Device, Engine, EngineBuilder, ImageRequest, Precision, SamplerKind, Trace, add_rpc_server, serve_rpc,
 };
 use support::{Log, generate, remote_device, sd1};
 
@@ -91,6 +92,40 @@ fn places_and_budgets_change_no_picture() {
     };
     assert!(cut >= 2, "only {cut} budgets of {whole} bytes were enough");
     assert!(refused.contains("--max-vram") && refused.contains(name), "{refused}");
+}
+
+/// From the second step on nothing is planned, lowered, allocated or loaded that memory has room for.
+#[test]
+fn steps_do_nothing_twice() {
+    const STEPS: usize = 4;
+    let _alone = alone();
+    let name = remote_device();
+    let request = ImageRequest { steps: Some(STEPS as u32), sampler: Some(SamplerKind::Euler), ..request() };
+    let draw = |builder: EngineBuilder| {
+        let trace = Trace::new();
+        let mut engine = builder.backend(name).trace(trace.clone()).build().unwrap();
+        generate(&mut engine, &request, &mut Log::default()).unwrap();
+        let events: Vec<Event> = trace.events().into_iter().filter(|e| &*e.module == "diffusion network").collect();
+        let computed: Vec<usize> = (0..events.len()).filter(|&i| events[i].kind == EventKind::Compute).collect();
+        // What happened after the first step's last segment, until the last step's.
+        let segments = computed.len() / STEPS;
+        assert_eq!(computed.len(), STEPS * segments);
+        let report = engine.memory();
+        let module = report.modules.iter().find(|m| m.module == "diffusion network").unwrap();
+        (events[computed[segments - 1] + 1..=computed[STEPS * segments - 1]].to_vec(), segments, module.weights)
+    };
+    let of = |events: &[Event], kinds: &[EventKind]| -> Vec<usize> {
+        events.iter().filter(|e| kinds.contains(&e.kind)).map(|e| e.bytes).collect()
+    };
+    use EventKind::{Evict, Load, Plan, Prefetch, Workspace};
+    let (events, segments, weights) = draw(builder());
+    assert_eq!((segments, of(&events, &[Load, Prefetch, Evict, Plan, Workspace])), (1, Vec::new()));
+
+    let (events, segments, _) = draw(builder().params_backend("cpu").max_vram(gib(weights * 4 / 5)));
+    assert!(segments > 2);
+    assert!(of(&events, &[Plan, Workspace]).is_empty());
+    let moved: usize = of(&events, &[Load, Prefetch]).iter().sum();
+    assert!(moved > 0 && moved < weights * (STEPS - 1) * 3 / 4, "{moved} of {weights} in {} steps", STEPS - 1);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::graph::Program;
 use crate::plan::Cuts;
 use crate::residency::{Refusal, shown};
+use crate::trace::EventKind;
 
 impl Runner {
     /// The index of the plan of `program`, made if there is none that fits; the plan moves to the end, where recent ones
@@ -19,9 +20,12 @@ impl Runner {
         let plan = match known {
             Some(plan) => plan,
             None => {
+                let started = self.store.manager().now();
                 let mut plan = self.choose(program, capacity)?;
                 self.made += 1;
                 plan.id = self.made;
+                let who = self.store.asker(0, 0);
+                self.store.manager().note(started, EventKind::Plan, who, &"".into(), 0);
                 plan
             }
         };

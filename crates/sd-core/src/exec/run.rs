@@ -225,7 +225,7 @@ impl Runner {
                     })
                 })?;
                 manager.note(started, EventKind::Compute, asker, &stage.name, asker.workspace);
-                held.cool().map_err(|e| phase(e, &stage.name, "letting go weights"))?;
+                held.used().map_err(|e| phase(e, &stage.name, "computing"))?;
                 drop(held);
                 manager.rest(module, Some(RoomKind::Workspace));
                 run.results(stage, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;

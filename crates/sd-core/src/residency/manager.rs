@@ -277,9 +277,11 @@ impl Manager {
         self.lock().pool(device)
     }
 
-    /// Says that a run of `module` begins.
+    /// Says that a run of `module` begins, and lets go weights whose file was cut where they are mapped.
     pub(crate) fn begin(&self, module: u64) {
         let mut state = self.lock();
+        let lost = |e: &Entry| e.chunk.mapped.iter().any(|b| b.check().is_err());
+        state.release(|_, e| e.module == module && e.pins == 0 && lost(e));
         let now = state.tick();
         if let Some(m) = state.modules.get_mut(&module) {
             m.runs = [now, m.runs[0]];

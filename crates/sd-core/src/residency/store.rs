@@ -68,15 +68,22 @@ pub(crate) struct Want<'a> {
 pub(crate) struct Held {
     /// Where each lies.
     pub(crate) places: Vec<(Space, usize)>,
-    /// Chunks whose pages go after use.
-    passing: Vec<Arc<Chunk>>,
+    /// Chunks that are used where files are mapped.
+    mapped: Vec<Arc<Chunk>>,
+    /// Whether their pages go after use.
+    passing: bool,
     _pins: Vec<Pins>,
 }
 
 impl Held {
-    /// Says that they are not wanted again before everything else was.
-    pub(crate) fn cool(&self) -> Result<()> {
-        self.passing.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::Cold))
+    /// Says that they were used, and are not wanted again before everything else was.
+    ///
+    /// # Errors
+    /// They were not in their file any more when they were used.
+    pub(crate) fn used(&self) -> Result<()> {
+        let mapped = || self.mapped.iter().flat_map(|c| &c.mapped);
+        mapped().try_for_each(Bytes::check)?;
+        if self.passing { mapped().try_for_each(|b| b.advise(Advice::Cold)) } else { Ok(()) }
     }
 }
 
@@ -203,11 +210,12 @@ impl Store {
         }
         let (pins, chunks) = self.manager.pin(&self.chunks(want.lane, order));
         all.push(pins);
-        let mut passing: Vec<Arc<Chunk>> = Vec::new();
-        if self.streams(want.lane) {
-            passing = chunks.iter().flatten().filter(|c| !c.mapped.is_empty()).cloned().collect();
-            passing.dedup_by(|a, b| Arc::ptr_eq(a, b));
-            passing.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::WillNeed))?;
+        let mut mapped: Vec<Arc<Chunk>> =
+            chunks.iter().flatten().filter(|c| !c.mapped.is_empty()).cloned().collect();
+        mapped.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        let passing = self.streams(want.lane);
+        if passing {
+            mapped.iter().flat_map(|c| &c.mapped).try_for_each(|b| b.advise(Advice::WillNeed))?;
         }
         let mut places = Vec::with_capacity(order.len());
         for (id, chunk) in order.iter().zip(chunks) {
@@ -215,7 +223,7 @@ impl Store {
             let lost = || Error::internal(format!("{} was not loaded", self.name(*id)));
             places.push(place.ok_or_else(lost)?);
         }
-        Ok(Held { places, passing, _pins: all })
+        Ok(Held { places, mapped, passing, _pins: all })
     }
 
     /// Frees chunks that hold more than is wanted, so that only that takes room when it is loaded again; whether there
@@ -314,7 +322,7 @@ impl Store {
 
     /// A weight as a host tensor.
     pub(crate) fn value(&self, weight: &Weight) -> Result<Tensor> {
-        let bytes = fetch(&*self.source, weight)?;
+        let bytes = fetch(&*self.source, weight)?.read()?;
         Tensor::f32(weight.shape().dims(), to_f32(weight.dtype(), &bytes, weight.shape().elements())?)
     }
 }

@@ -125,18 +125,24 @@ pub(crate) fn new_rpc() -> Arc<Device> {
 /// a value that every block reads. Twelve blocks, cut after each.
 pub(crate) struct Net {
     pub(crate) source: Arc<Checkpoint>,
+    blocks: usize,
 }
 
 pub(crate) const NET_BLOCKS: usize = 12;
 
 impl Net {
     pub(crate) fn new(r: &mut Random, dtype: DType) -> Net {
+        Net::of(r, dtype, NET_BLOCKS)
+    }
+
+    /// The same with so many blocks.
+    pub(crate) fn of(r: &mut Random, dtype: DType, blocks: usize) -> Net {
         let mut c = Checkpoint::default()
             .random(r, "in.weight", &[32, 3, 3, 3], DType::F32)
             .random(r, "in.bias", &[32], DType::F32)
             .random(r, "out.weight", &[3, 32, 3, 3], DType::F32)
             .random(r, "time.weight", &[32, 32], dtype);
-        for i in 0..NET_BLOCKS {
+        for i in 0..blocks {
             for (name, dims) in [("norm.weight", &[32][..]), ("norm.bias", &[32])] {
                 c = c.random(r, &format!("blocks.{i}.{name}"), dims, DType::F32);
             }
@@ -145,7 +151,7 @@ impl Net {
             }
             c = c.random(r, &format!("blocks.{i}.conv.weight"), &[32, 32, 3, 3], DType::F16);
         }
-        Net { source: Arc::new(c) }
+        Net { source: Arc::new(c), blocks }
     }
 
     pub(crate) fn program(&self, h: usize) -> Program {
@@ -162,7 +168,7 @@ impl Net {
         let mut x = g.conv2d(&w.conv2d("in")?, x, Conv2dOptions::padded(1))?;
         let mut skips: Vec<Var> = vec![x];
         g.cut(&w.sub("in"), &[x]);
-        for i in 0..NET_BLOCKS {
+        for i in 0..self.blocks {
             let w = w.at("blocks", i);
             let shift = g.reshape(g.linear(&w.linear_no_bias("mod")?, g.silu(t)?)?, &[2, 32, 1, 1])?;
             let y = g.group_norm(&w.norm("norm")?, x, 8, 1e-5)?;

@@ -213,6 +213,7 @@ impl WeightSource for Checkpoint {
         let t = self.entry(name).ok_or_else(missing)?;
         let file = self.files.get(t.file).ok_or_else(missing)?;
         let stored = file.bytes(t.range.clone()).map_err(|e| e.context(shown(name)))?;
+        let stored = if t.form == Form::default() { stored } else { stored.read()? };
         let whole = t.form.apply(&t.meta, stored);
         whole.ok_or_else(|| Error::bad_file(file.path(), format!("no memory for tensor {}", shown(name))))
     }

@@ -113,7 +113,7 @@ fn scale(group: &Group, source: &dyn WeightSource, meta: Option<Alpha>) -> Resul
 fn number(group: &Group, slot: Slot, source: &dyn WeightSource) -> Result<Option<f64>> {
     let Some(name) = group.get(slot) else { return Ok(None) };
     let Some(meta) = source.meta(name).filter(|m| m.shape.elements() == 1) else { return Ok(None) };
-    let values = convert::to_f32(meta.dtype, &source.bytes(name)?, 1)?;
+    let values = convert::to_f32(meta.dtype, &source.bytes(name)?.read()?, 1)?;
     Ok(values.first().map(|v| f64::from(*v)).filter(|v| v.is_finite()))
 }
 

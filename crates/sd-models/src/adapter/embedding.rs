@@ -65,7 +65,7 @@ fn read(file: &dyn WeightSource, path: &str, name: &str, widths: &[(Part, usize)
             *width == c && named.is_none_or(|p| p == *part) && !vectors.contains_key(part)
         };
         if let Some((part, _)) = widths.iter().find(fits) {
-            let values = convert::to_f32(meta.dtype, &file.bytes(tensor)?, meta.shape.elements())?;
+            let values = convert::to_f32(meta.dtype, &file.bytes(tensor)?.read()?, meta.shape.elements())?;
             vectors.insert(*part, values);
             counts.push(n);
         }

@@ -3,9 +3,10 @@
 mod rules;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 
-use sd_core::{CancelToken, DType, Error, Result, TensorMeta, WeightSource, convert, convert::Workers};
+use sd_core::{Bytes, CancelToken, DType, Error, Result, TensorMeta, WeightSource, convert, convert::Workers};
 use sd_io::{Access, Importance, Sink, TensorSpec, Value, stream_gguf, stream_safetensors};
 use sd_models::{Bundle, Files};
 
@@ -191,8 +192,14 @@ impl Conversion {
         let named = |e: Error| e.context(spec.name.clone());
         let meta = bundle.meta(&spec.name).ok_or_else(|| Error::internal(format!("no tensor {}", spec.name)))?;
         let stored = bundle.bytes(&spec.name)?;
+        let part = |range: Range<usize>| -> Result<Bytes> {
+            cancel.check()?;
+            stored.slice(range).ok_or_else(|| Error::internal("a part of a tensor"))?.read()
+        };
+        let len = stored.len();
+        let parts = |step: usize| (0..len).step_by(step).map(move |at| at..len.min(at + step)).map(&part);
         if meta.dtype == spec.dtype {
-            return sink.write(&stored);
+            return parts(CHUNK).try_for_each(|part| sink.write(&part?));
         }
         let importance =
             if spec.dtype.is_quantised() { self.importance_of(bundle, &spec.name, &meta)? } else { None };
@@ -204,12 +211,12 @@ impl Conversion {
             _ => (elements, stored.len().max(1)),
         };
         let mut left = elements;
-        for part in stored.chunks(bytes) {
-            cancel.check()?;
+        for part in parts(bytes) {
+            let part = part?;
             let count = left.min(chunk);
             left -= count;
             let converted = workers.run(|| {
-                let values = convert::to_f32(meta.dtype, part, count)?;
+                let values = convert::to_f32(meta.dtype, &part, count)?;
                 match &importance {
                     Some(importance) => convert::from_f32_weighted(spec.dtype, &values, row, importance),
                     None => convert::from_f32(spec.dtype, &values, row),

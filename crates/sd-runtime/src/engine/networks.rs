@@ -601,7 +601,8 @@ impl Networks for Loaded {
 fn broken_weight(source: &dyn WeightSource) -> Option<String> {
     let broken = |name: &&str| {
         let finite = source.meta(name).filter(|m| m.dtype.is_float()).and_then(|m| {
-            let values = convert::to_f32(m.dtype, &source.bytes(name).ok()?, m.shape.elements()).ok()?;
+            let values =
+                convert::to_f32(m.dtype, &source.bytes(name).ok()?.read().ok()?, m.shape.elements()).ok()?;
             Some(values.iter().all(|v| v.is_finite()))
         });
         finite == Some(false)

@@ -79,7 +79,7 @@ fn write(path: &Path, component: &Component, converted: &[(&Weight, DType)]) -> 
     write_gguf(path, &[], &specs, |spec| {
         let named = |e: Error| e.context(spec.name.clone());
         let weight = stored.get(spec.name.as_str()).ok_or_else(|| Error::internal("an unknown weight"))?;
-        let values = convert::to_f32(weight.dtype(), &source.bytes(&spec.name)?, spec.shape.elements());
+        let values = convert::to_f32(weight.dtype(), &source.bytes(&spec.name)?.read()?, spec.shape.elements());
         convert::from_f32(spec.dtype, &values.map_err(named)?, spec.shape.last()).map_err(named)
     })?;
     Checkpoint::open(path)

@@ -170,7 +170,7 @@ impl Adapted {
     fn lengthened(&self, table: &str, longer: &Longer) -> Result<Bytes> {
         let target = if self.targets.contains_key(table) { self.merged(table) } else { table.to_owned() };
         let c = longer.meta.shape.last();
-        let mut bytes = self.bytes(&target)?.to_vec();
+        let mut bytes = self.bytes(&target)?.read()?.to_vec();
         let meta = self.meta(&target).ok_or_else(|| Error::internal(format!("{table} is gone")))?;
         if meta.dtype != longer.meta.dtype {
             bytes = from_f32(longer.meta.dtype, &to_f32(meta.dtype, &bytes, meta.shape.elements())?, c)?;
@@ -284,7 +284,7 @@ impl Adapted {
     }
 
     fn base_values(&self, target: &str, meta: TensorMeta) -> Result<Vec<f32>> {
-        to_f32(meta.dtype, &self.base.bytes(target)?, meta.shape.elements())
+        to_f32(meta.dtype, &self.base.bytes(target)?.read()?, meta.shape.elements())
     }
 
     /// The elements of an entry.

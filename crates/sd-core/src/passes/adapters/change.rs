@@ -399,7 +399,7 @@ fn apart(source: &dyn WeightSource, names: &[&str]) -> Error {
 pub(super) fn read(source: &dyn WeightSource, name: &str) -> Result<Vec<f32>> {
     let shape = shape(source, name)?;
     let meta = source.meta(name).ok_or_else(|| Error::internal(format!("{name} is gone")))?;
-    to_f32(meta.dtype, &source.bytes(name)?, shape.elements()).map_err(|e| e.context(name.to_owned()))
+    to_f32(meta.dtype, &source.bytes(name)?.read()?, shape.elements()).map_err(|e| e.context(name.to_owned()))
 }
 
 /// A tensor as a matrix.
