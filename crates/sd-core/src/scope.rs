@@ -40,12 +40,14 @@ pub enum Role {
 #[derive(Clone, Debug)]
 pub struct Weight(Arc<WeightData>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct WeightData {
     name: String,
     shape: Shape,
     dtype: DType,
     role: Role,
+    /// Whether it is never quantised in memory.
+    fine: bool,
     origin: Origin,
 }
 
@@ -73,6 +75,16 @@ impl Weight {
     /// Its name in the user's file, and that file.
     pub fn origin(&self) -> &Origin {
         &self.0.origin
+    }
+
+    /// The same, but never quantised in memory.
+    pub(crate) fn fine(&self) -> Weight {
+        Weight(Arc::new(WeightData { fine: true, ..(*self.0).clone() }))
+    }
+
+    /// Whether it is never quantised in memory.
+    pub(crate) fn is_fine(&self) -> bool {
+        self.0.fine
     }
 
     /// The error of a weight whose shape does not fit its input.
@@ -284,7 +296,7 @@ impl Scope {
             return Err(Error::shape(format!("{name} holds {} ({file}), want real numbers", meta.dtype)));
         }
         self.root.used.lock().unwrap_or_else(PoisonError::into_inner).insert(full.clone());
-        Ok(Weight(Arc::new(WeightData { name: full, shape, dtype: meta.dtype, role, origin })))
+        Ok(Weight(Arc::new(WeightData { name: full, shape, dtype: meta.dtype, role, fine: false, origin })))
     }
 
     fn bias(&self, n: usize) -> Result<Weight> {

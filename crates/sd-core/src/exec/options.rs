@@ -96,6 +96,7 @@ impl TypePolicy {
         let stored = computable(weight.dtype());
         let want = match self {
             TypePolicy::Stored => stored,
+            TypePolicy::Convert(t) if t.is_quantised() && weight.is_fine() => DType::F16,
             TypePolicy::Convert(t) => computable(*t),
         };
         let row = weight.shape().last();

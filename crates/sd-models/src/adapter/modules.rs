@@ -148,6 +148,9 @@ fn others(part: Part, names: &[&str]) -> Vec<Spelling> {
             {
                 hints.extend((0..count(names, here)).map(|i| format!("{there}.{i}.norm.linear.weight")));
             }
+            let joint = count(names, "joint_blocks");
+            hints.extend((joint > 0).then(|| "pos_embed.proj.weight".to_owned()));
+            hints.extend((0..joint).map(|i| format!("transformer_blocks.{i}.attn.to_q.weight")));
             vec![hints]
         }
         Part::ClipL | Part::ClipG => {

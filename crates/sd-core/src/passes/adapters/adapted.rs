@@ -258,7 +258,7 @@ impl Adapted {
     fn added(&self, target: &str) -> Result<Vec<(String, Entry)>> {
         let Some(Target { meta, changes }) = self.targets.get(target) else { return Ok(Vec::new()) };
         let entry = |piece, meta| Entry { target: target.to_owned(), piece, meta };
-        let dtype = merged_type(meta.dtype);
+        let dtype = merged_type(meta.dtype, self.types);
         let mut out = vec![(self.merged(target), entry(None, TensorMeta { shape: meta.shape, dtype }))];
         let [n, k, s] = change::split(&meta.shape);
         for &(a, c) in changes {
@@ -331,12 +331,13 @@ fn is_coarse(dtype: DType) -> bool {
     dtype.is_quantised() || matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
 }
 
-/// The type of a changed weight that is stored as `dtype`.
-fn merged_type(dtype: DType) -> DType {
-    match dtype {
-        DType::F32 | DType::F16 | DType::BF16 => dtype,
-        t if is_coarse(t) => DType::F16,
-        _ => DType::F32,
+/// The type of a changed weight that is stored as `dtype`. Where another type is chosen for memory, it is rounded to that alone.
+fn merged_type(dtype: DType, types: TypePolicy) -> DType {
+    match (types, dtype) {
+        (TypePolicy::Convert(_), _) => DType::F32,
+        (TypePolicy::Stored, DType::F32 | DType::F16 | DType::BF16) => dtype,
+        (TypePolicy::Stored, t) if is_coarse(t) => DType::F16,
+        (TypePolicy::Stored, _) => DType::F32,
     }
 }
 

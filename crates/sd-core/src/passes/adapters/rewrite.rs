@@ -60,7 +60,7 @@ impl Rewrite<'_> {
                 }
                 Op::Weight(w) if merged.contains(&v) => {
                     let name = self.adapted.merged(w.name());
-                    self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?)
+                    self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?.fine())
                 }
                 _ => self.node(node, &merged)?,
             };
@@ -135,7 +135,7 @@ impl Rewrite<'_> {
     fn beside(&self, node: &Node, w: &Weight, x: Var, path: &Path<'_>) -> Result<Var> {
         if path.pieces == [Piece::Delta] {
             let name = format!("{}delta", path.name);
-            let delta = self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?);
+            let delta = self.g.weight(&self.scope.weight_as(&name, w.role(), w.shape())?.fine());
             let y = self.g.copy(Node { inputs: vec![x, delta], label: None, ..node.clone() });
             return self.g.scale(y, path.strength);
         }

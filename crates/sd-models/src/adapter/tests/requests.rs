@@ -110,25 +110,42 @@ fn cuts_change_nothing() {
 /// The change of a weak LoRA is far below a step of q4_0, which is about a seventh of the largest weight of a block.
 #[test]
 fn a_weak_lora_changes_quantised_weights_in_proportion() {
-    for (stored, types) in [(DType::Q4_0, TypePolicy::Stored), (DType::F16, TypePolicy::Convert(DType::Q4_0))] {
-        let tensors = base(stored);
-        let a = adapter(&tensors, 100, 2e-3);
+    let (stored, convert) = (TypePolicy::Stored, TypePolicy::Convert);
+    // Stored as, in memory as, where the changes are made, how large they are.
+    for (dtype, types, mode, size) in [
+        (DType::Q4_0, stored, Mode::Auto, 2e-3),
+        (DType::Q8_0, stored, Mode::Auto, 2e-3),
+        (DType::F8E4M3, stored, Mode::Auto, 2e-3),
+        (DType::F16, convert(DType::Q4_0), Mode::Auto, 2e-3),
+        (DType::F32, convert(DType::Q8_0), Mode::Auto, 2e-3),
+        // In the weights, which are f16 then: changes are to be above its steps.
+        (DType::Q4_0, stored, Mode::Immediately, 0.1),
+        (DType::Q4_0, convert(DType::Q4_0), Mode::Immediately, 0.1),
+        (DType::F32, convert(DType::Q4_0), Mode::Immediately, 0.1),
+    ] {
+        let tensors = base(dtype);
+        let a = adapter(&tensors, 100, size);
         let mut engine = Engine::new(&tensors, types);
         // The convolution is f16 at most, so its change is in its weights; what comes before it is the last output.
         let quantised = |out: Vec<f32>| out[4 * 3 * N..].to_vec();
-        let without = quantised(engine.run(&[], Mode::Auto));
+        let mut moves = |strength: f32, from: &[f32]| {
+            let with = quantised(engine.run(&[(&a, strength)], mode));
+            with.iter().zip(from).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+        };
+        // Weights that were quantised in memory are f16 when they are changed, so the way starts at next to nothing.
+        let start = {
+            let mut engine = Engine::new(&tensors, types);
+            quantised(engine.run(&[(&a, 1e-20)], mode))
+        };
+        let first = moves(0.01, &start);
         let mut last = 0.0;
-        let mut first = 0.0;
-        for step in 1..=10u8 {
-            let strength = f32::from(step) / 10.0;
-            let with = quantised(engine.run(&[(&a, strength)], Mode::Auto));
-            let moved = with.iter().zip(&without).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
-            assert!(moved > last, "{stored}: {moved} at {strength}, {last} before");
-            if step == 1 {
-                first = moved;
-            }
-            let ratio = moved / (first * f64::from(step));
-            assert!((0.95..1.05).contains(&ratio), "{stored}: {ratio} at {strength}");
+        for strength in [0.01f32, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0] {
+            let moved = moves(strength, &start);
+            let case = format!("{dtype} {types:?} {mode:?} at {strength}");
+            assert!(moved > last, "{case}: {moved}, {last} before");
+            let ratio = moved / (first * f64::from(strength) * 100.0);
+            let near = if mode == Mode::Auto { 0.95..1.05 } else { 0.8..1.25 };
+            assert!(near.contains(&ratio), "{case}: {ratio}");
             last = moved;
         }
     }
