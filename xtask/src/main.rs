@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, bench, memory, networks, oracle, repo_root, synth, tidy};
+use xtask::{accept, bench, larger, memory, networks, oracle, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -49,7 +49,11 @@ enum Task {
     /// Check real files that lie beside the repository, where they do, and what `memory` does.
     Accept,
     /// Draw with SD 1.5 on a worker with little memory and measure what it takes; writes 2 GB below target/.
-    Memory,
+    Memory {
+        /// Instead, take a step with a FLUX.1 that is larger than memory, 34 GB in a file of holes, on the processor.
+        #[arg(long)]
+        large: bool,
+    },
     /// Serve the processor at host:port for `memory`.
     #[command(hide = true)]
     Serve {
@@ -128,7 +132,8 @@ fn main() -> Result<()> {
             print_lines(&accept::run(&repo_root())?)?;
             print_lines(&memory::run(&random_sd15(&repo_root())?)?)
         }
-        Task::Memory => print_lines(&memory::run(&random_sd15(&repo_root())?)?),
+        Task::Memory { large: true } => print_lines(&larger::run(&holes(&repo_root())?)?),
+        Task::Memory { large: false } => print_lines(&memory::run(&random_sd15(&repo_root())?)?),
         Task::Serve { endpoint } => memory::serve(&endpoint),
         Task::Bench { model, size, runs, peers, python, output, setup } => {
             let model = model.map_or_else(|| random_sd15(&repo_root()), Ok)?;
@@ -179,6 +184,14 @@ fn print_lines(lines: &[String]) -> Result<()> {
 fn append(path: &Path, report: &str) -> Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     writeln!(file, "\n{report}").with_context(|| format!("write {}", path.display()))
+}
+
+/// A FLUX.1 with its text encoders and autoencoder of which only the small tensors are on the disk.
+fn holes(root: &Path) -> Result<PathBuf> {
+    let path = root.join("target/xtask/flux-holes.safetensors");
+    std::fs::create_dir_all(root.join("target/xtask"))?;
+    synth::write_sparse(&path, &synth::tensors("flux_all_in_one")?, 0)?;
+    Ok(path)
 }
 
 /// The random checkpoint of the benches, made when it is not there.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{Checkpoint, NET_BLOCKS, Net, Random, new_rpc};
 use sd_core::graph::Program;
 use sd_core::{
-    Advice, Bytes, CancelToken, DType, Device, Error, Home, Manager, ManagerOptions, Mapped, Origin, Result,
+    Advice, Bytes, CancelToken, Cuts, DType, Device, Error, Home, Manager, ManagerOptions, Mapped, Origin, Result,
     Runner, RunnerOptions, Tensor, TensorMeta, WeightSource,
 };
 
@@ -273,5 +273,53 @@ fn a_failure_while_loading_ahead_is_that_of_the_segment_or_none() {
         }
         assert!(run(&mut runner, &program, &x, &cancel).unwrap() == want);
         assert!(device.held().0 <= 250_000);
+    }
+}
+
+/// Every cut by itself and all of them, and every budget from barely enough on; weights in memory or in a mapped file, at
+/// home on the device, in main memory or in the file, loaded ahead or not.
+#[test]
+fn neither_cuts_nor_homes_nor_budgets_change_a_bit() {
+    let mut r = Random::new(6);
+    let net = Net::of(&mut r, DType::F16, 5);
+    let (program, x, cancel) = (net.program(5), inputs(&mut r), CancelToken::new());
+    for device in [Device::cpu().unwrap(), new_rpc()] {
+        let whole = RunnerOptions { threads: 1, cuts: Cuts::None, ..RunnerOptions::default() };
+        let mut whole = Runner::new(device.clone(), net.source.clone(), whole).unwrap();
+        let want = run(&mut whole, &program, &x, &cancel).unwrap();
+        let everything = whole.memory().0 + whole.memory().1;
+        let sources: [Arc<dyn WeightSource>; 2] = [net.source.clone(), Files::new(&net.source)];
+        let homes = [Home::Device(device.clone()), Home::Ram, Home::File];
+        for (source, home) in sources.iter().flat_map(|s| homes.iter().map(move |h| (s, h))) {
+            for prefetch in [true, false] {
+                let manager = Manager::new(ManagerOptions { prefetch, ..ManagerOptions::default() });
+                let options = RunnerOptions {
+                    threads: 1,
+                    manager: Some(manager.clone()),
+                    home: Some(home.clone()),
+                    ..RunnerOptions::default()
+                };
+                let mut runner = Runner::new(device.clone(), source.clone(), options).unwrap();
+                let single = (0..program.cuts().len()).map(|cut| Cuts::At(vec![cut]));
+                for cuts in single.chain([Cuts::All, Cuts::Auto]) {
+                    runner.set_cuts(cuts.clone());
+                    let got = run(&mut runner, &program, &x, &cancel).unwrap();
+                    assert!(got == want, "{cuts:?} from {home:?} on {device}");
+                }
+                let mut enough = 0;
+                let budgets = std::iter::successors(Some(everything / 10), |b| Some(b + b / 8));
+                for budget in budgets.take_while(|b| *b < everything * 5 / 4) {
+                    manager.set_budget(&device, Some(budget));
+                    match run(&mut runner, &program, &x, &cancel) {
+                        Ok(got) => {
+                            assert!(got == want, "{budget} of {everything} from {home:?} on {device}");
+                            enough += 1;
+                        }
+                        Err(e) => assert!(enough == 0 && e.to_string().contains("largest weight"), "{e}"),
+                    }
+                }
+                assert!(enough > 1, "{enough} budgets of {everything} on {device}");
+            }
+        }
     }
 }

@@ -6,9 +6,11 @@
 
 mod fill;
 mod names;
+mod sparse;
 
 pub use fill::{Fill, Values, normal_quantile};
 pub use names::{models, tensors};
+pub use sparse::write_sparse;
 
 use anyhow::{Result, bail};
 use sd_core::{DType, Shape, TensorMeta};

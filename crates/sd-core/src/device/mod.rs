@@ -1,7 +1,7 @@
 //! Devices: what ggml drives, and a pretend one for plans and tests.
 
 mod noop;
-mod ram;
+pub(crate) mod ram;
 mod registry;
 
 pub(crate) use noop::{Cells, number};

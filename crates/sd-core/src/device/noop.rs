@@ -89,7 +89,8 @@ impl Noop {
         if refused || now > self.options.memory {
             return Err(Error::device(format!("noop could not provide {size} bytes")));
         }
-        state.held = Held { now, peak: state.held.peak.max(now) };
+        state.held.now = now;
+        state.held.peak = state.held.peak.max(now);
         Ok(Cells { noop: self.clone(), serial: next_serial(), size, values: Mutex::default() })
     }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::error::{Error, Result};
+
 /// Bytes of main memory that programs can have without others being swapped out; `None` where the system does not say.
 /// A limit on the group of processes that this one belongs to counts as if the rest were in use.
 pub fn available_ram() -> Option<u64> {
@@ -16,6 +18,20 @@ pub fn available_ram() -> Option<u64> {
     Some(limited.map_or(system, |limited| limited.min(system)))
 }
 
+/// Makes room for `more` bytes in `bytes`.
+///
+/// # Errors
+/// The system has no main memory left.
+pub(crate) fn make_room(bytes: &mut Vec<u8>, more: usize) -> Result<()> {
+    #[cfg(test)]
+    let more = if tests::is_refused() { usize::MAX } else { more };
+    let no_memory = |_| {
+        Error::device(format!("main memory could not provide {:.1} MiB", more as f64 / 1048576.0))
+            .hint("keep the weights in the file (--params-backend disk)")
+    };
+    bytes.try_reserve_exact(more).map_err(no_memory)
+}
+
 /// `MemAvailable` of `/proc/meminfo`, which counts in KiB.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -24,8 +40,20 @@ fn available(meminfo: &str) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    /// How many requests are met before one is refused.
+    pub(crate) static REFUSE: Mutex<Option<usize>> = Mutex::new(None);
+
+    pub(super) fn is_refused() -> bool {
+        let mut refuse = REFUSE.lock().unwrap();
+        let refused = *refuse == Some(0);
+        *refuse = refuse.and_then(|more| more.checked_sub(1));
+        refused
+    }
 
     #[test]
     fn what_the_system_says() {

@@ -169,7 +169,7 @@ impl Device {
     /// Bytes that this process has on the device now, and the most it had since [`Device::reset_peak`]. Memory of
     /// others, and what drivers take for themselves, is not in it.
     pub fn held(&self) -> (usize, usize) {
-        let Held { now, peak } = match &self.what {
+        let Held { now, peak, .. } = match &self.what {
             What::Ggml(dev) => held_on(*dev),
             What::Noop(noop) => noop.held(),
         };

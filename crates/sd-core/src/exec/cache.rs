@@ -132,13 +132,13 @@ impl Plan {
     ) -> Result<(Plan, usize)> {
         let isa = if how.dev.kind() == DevKind::Cpu { how.kernels.isa()? } else { None };
         let wide = wide_weights(program);
-        let memory_type = |v: Var| -> Result<DType> {
+        let memory_type = |v: Var, kernels: bool| -> Result<DType> {
             let Op::Weight(w) = &program.node(v).op else {
                 return Err(Error::internal("only weights have memory types"));
             };
             let t = how.options.types.memory_type(w);
-            // Devices round the other factor of an f16 matrix to f16.
-            let t = if t == DType::F16 && wide.contains(&v) { DType::F32 } else { t };
+            // Devices round the other factor of an f16 matrix to f16; kernels do not.
+            let t = if t == DType::F16 && wide.contains(&v) && !kernels { DType::F32 } else { t };
             if w.role() == Role::Matrix && !types::multiplies(t) {
                 let o = w.origin();
                 return Err(Error::unsupported(format!(
@@ -165,13 +165,14 @@ impl Plan {
         let hosts = match isa.filter(|_| by_kernels && !how.pretend) {
             Some(isa) => {
                 let host = |s| {
-                    lower_host(program, s, isa, &narrow, memory_type)
+                    lower_host(program, s, isa, &narrow, |v| memory_type(v, true))
                         .map_err(|e| phase(e, &name(program, s), "lowering"))
                 };
                 new.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
             }
             None => None,
         };
+        let kernels = hosts.is_some();
         let mut hosts = hosts.unwrap_or_default().into_iter();
         let lowered = new.len();
         let first_unit = first_units(program);
@@ -181,7 +182,8 @@ impl Plan {
                 Some(host) => Form::Host(host),
                 None if how.pretend => Form::Noop(pretend(program, &segment)?),
                 None => Form::Ggml(Box::new(
-                    graph(program, &segment, how, isa, memory_type).map_err(|e| phase(e, &name, "lowering"))?,
+                    graph(program, &segment, how, isa, |v| memory_type(v, kernels))
+                        .map_err(|e| phase(e, &name, "lowering"))?,
                 )),
             };
             let mut weights = Vec::new();
@@ -189,7 +191,7 @@ impl Plan {
             let mut seen = HashSet::new();
             for v in form.vars() {
                 if let Op::Weight(w) = &program.node(v).op {
-                    let id = store.intern(w, memory_type(v)?)?;
+                    let id = store.intern(w, memory_type(v, kernels)?)?;
                     weights.push(id);
                     if seen.insert(id) {
                         groups.entry(first_unit.get(&v).copied().unwrap_or(0)).or_default().push(id);

@@ -254,6 +254,106 @@ mod tests {
         }
     }
 
+    /// Weights that differ from each other and from zero.
+    struct Waves(Shapes);
+
+    impl WeightSource for Waves {
+        fn names(&self) -> Vec<&str> {
+            self.0.names()
+        }
+
+        fn meta(&self, name: &str) -> Option<crate::tensor::TensorMeta> {
+            self.0.meta(name)
+        }
+
+        fn bytes(&self, name: &str) -> Result<crate::tensor::Bytes> {
+            let elements = self.0.bytes(name)?.len() / 4;
+            let pitch = name.bytes().map(f32::from).sum::<f32>();
+            let values = (0..elements).map(|i| (i as f32 * pitch).sin() / 4.0);
+            Ok(values.flat_map(f32::to_le_bytes).collect::<Vec<u8>>().into())
+        }
+
+        fn origin(&self, name: &str) -> crate::tensor::Origin {
+            self.0.origin(name)
+        }
+    }
+
+    /// A remote device that nobody else uses.
+    fn remote() -> Arc<Device> {
+        let endpoint = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let at = endpoint.clone();
+        std::thread::spawn(move || crate::device::serve_rpc(&at, 1, &[Device::cpu().unwrap()]));
+        let found = (0..200).find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            crate::device::add_rpc_server(&endpoint).ok()
+        });
+        found.unwrap().remove(0)
+    }
+
+    #[test]
+    fn memory_refused_at_any_moment_is_an_error_and_leaves_nothing_behind() {
+        let names = ["l.0.weight", "l.1.weight", "l.2.weight", "l.3.weight", "l.4.weight", "l.5.weight"];
+        let source = Arc::new(Waves(Shapes(names.iter().map(|n| (*n, vec![64, 64])).collect())));
+        let w = Scope::root(source.clone());
+        let g = Graph::new();
+        let mut y = g.input("x", &[4, 64], crate::DType::F32).unwrap();
+        for i in 0..names.len() {
+            let at = w.at("l", i);
+            y = g.tanh(g.linear(&at.linear_no_bias("").unwrap(), y).unwrap()).unwrap();
+            g.cut(&at, &[y]);
+        }
+        let program = g.finish(&[y]).unwrap();
+        let x = Tensor::f32(&[4, 64], (0..256).map(|i| (i as f32 * 0.3).sin()).collect()).unwrap();
+        let device = remote();
+        let dev = device.ggml().unwrap();
+        let run = |runner: &mut Runner| runner.run(&program, &[("x", &x)], &CancelToken::new());
+        let want =
+            run(&mut Runner::new(device.clone(), source.clone(), RunnerOptions::default()).unwrap()).unwrap();
+        assert_eq!(device.held().0, 0);
+        // A matrix has 16 KiB; four of them have room.
+        let (budget, main) = (80_000, &crate::device::ram::tests::REFUSE);
+        let refuse_main = |more: Option<usize>| std::mem::replace(&mut *main.lock().unwrap(), more).is_none();
+        let mut seen = std::collections::BTreeSet::new();
+        for (home, of_main) in [(Home::File, false), (Home::Ram, false), (Home::Ram, true)] {
+            for more in 0.. {
+                let manager = Manager::new(ManagerOptions::default());
+                manager.set_budget(&device, Some(budget));
+                let (home, module) = (Some(home.clone()), "net".into());
+                let options = RunnerOptions { home, module, manager: Some(manager.clone()), ..Default::default() };
+                let mut runner = Runner::new(device.clone(), source.clone(), options).unwrap();
+                if of_main {
+                    refuse_main(Some(more))
+                } else {
+                    crate::ffi::buffer::tests::refuse(dev, Some(more))
+                };
+                let result = run(&mut runner);
+                let refused =
+                    if of_main { refuse_main(None) } else { crate::ffi::buffer::tests::refuse(dev, None) };
+                match result {
+                    Ok(got) => assert_eq!(got, want),
+                    Err(e) => {
+                        let e = e.to_string();
+                        assert!(refused && e.contains("segment ") && e.contains("could not provide"), "{e}");
+                        assert!(of_main || e.contains(" needs ") && e.contains("largest weight"), "{e}");
+                        let phases =
+                            ["loading weights", "allocating workspace", "allocating values", "main memory"];
+                        seen.extend(phases.into_iter().filter(|p| e.contains(p)));
+                    }
+                }
+                let report = manager.memory();
+                let counted = report.devices.iter().map(|d| d.weights + d.workspaces + d.crossing).sum::<usize>();
+                assert_eq!(counted, device.held().0);
+                assert_eq!(run(&mut runner).unwrap(), want);
+                drop(runner);
+                assert_eq!(device.held().0, 0);
+                if !refused {
+                    break;
+                }
+            }
+        }
+        assert_eq!(seen.len(), 4, "{seen:?}");
+    }
+
     /// A source that asks to stop when its second weight is read.
     struct Impatient {
         weights: Shapes,

@@ -46,6 +46,9 @@ pub(crate) struct Held {
     pub(crate) now: usize,
     /// The most since it was last reset.
     pub(crate) peak: usize,
+    /// How many allocations succeed before one is refused.
+    #[cfg(test)]
+    pub(crate) refuse: Option<usize>,
 }
 
 fn held() -> MutexGuard<'static, HashMap<Dev, Held>> {
@@ -65,11 +68,19 @@ pub(crate) fn reset_peak(dev: Dev) {
     }
 }
 
+fn refused(dev: Dev, size: usize) -> Error {
+    Error::device(format!("{} could not provide {:.1} MiB", dev.name(), size as f64 / 1048576.0))
+}
+
 impl Buffer {
     /// `size` bytes on `dev`.
     pub(crate) fn alloc(dev: Dev, size: usize) -> Result<Buffer> {
         let kind = dev.buffer_type()?;
         let size = size.max(1);
+        #[cfg(test)]
+        if tests::is_refused(dev) {
+            return Err(refused(dev, size));
+        }
         // SAFETY: buffer types live as long as the process.
         let (raw, alignment) = unsafe {
             (
@@ -78,9 +89,7 @@ impl Buffer {
             )
         };
         dev.check()?;
-        let raw = NonNull::new(raw).ok_or_else(|| {
-            Error::device(format!("{} could not provide {:.1} MiB", dev.name(), size as f64 / 1048576.0))
-        })?;
+        let raw = NonNull::new(raw).ok_or_else(|| refused(dev, size))?;
         // SAFETY: the buffer was just allocated and is owned here.
         let start = unsafe { sys::ggml_backend_buffer_get_base(raw.as_ptr()) } as usize;
         let mut held = held();
@@ -204,5 +213,25 @@ impl Drop for Buffer {
         {
             h.now = h.now.saturating_sub(self.size);
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Lets one allocation on `dev` be refused, after `more` that are not. Whether the one before it was.
+    pub(crate) fn refuse(dev: Dev, more: Option<usize>) -> bool {
+        let mut held = held();
+        let h = held.entry(dev).or_default();
+        std::mem::replace(&mut h.refuse, more).is_none()
+    }
+
+    pub(super) fn is_refused(dev: Dev) -> bool {
+        let mut held = held();
+        let Some(h) = held.get_mut(&dev) else { return false };
+        let refused = h.refuse == Some(0);
+        h.refuse = h.refuse.and_then(|more| more.checked_sub(1));
+        refused
     }
 }

@@ -8,7 +8,7 @@ use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
 use super::{Space, WeightId};
 use crate::cancel::CancelToken;
 use crate::convert::{from_f32, to_f32};
-use crate::device::{Device, DeviceKind};
+use crate::device::{Device, DeviceKind, ram::make_room};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{Buffer, Context, Id, PIECE};
@@ -219,6 +219,11 @@ impl Load {
             to(at, &made)?;
             at += made.len();
             if self.keeps {
+                if all.is_empty() {
+                    let rows = item.weight.shape();
+                    let whole = item.dtype.bytes(rows.elements(), row).unwrap_or(made.len());
+                    make_room(&mut all, whole).map_err(|e| e.context(item.weight.name()))?;
+                }
                 all.extend_from_slice(&made);
             }
         }
