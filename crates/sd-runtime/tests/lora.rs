@@ -9,12 +9,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use sd_core::convert::{from_f32, to_f32};
-use sd_core::{DType, Shape, WeightSource};
-use sd_io::{Checkpoint, TensorSpec, write_safetensors};
+use sd_core::WeightSource;
+use sd_core::convert::to_f32;
+use sd_io::Checkpoint;
 use sd_models::text::tokenizer;
 use sd_runtime::{Engine, EngineBuilder, ImageRequest, LoraChoice, LoraMode, Precision};
-use support::{Log, generate, json, one, procedural, psnr, sd1};
+use support::{Log, generate, json, one, procedural, psnr, sd1, write_tensors as write};
 
 const TABLE: &str = "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight";
 const PROMPT: &str = "a red circle";
@@ -52,20 +52,6 @@ fn fails(engine: &mut Engine, prompt: &str) -> String {
 }
 
 type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
-
-fn write(path: &Path, tensors: &Tensors) {
-    let spec = |(name, shape, _): &(String, Vec<usize>, Vec<f32>)| TensorSpec {
-        name: name.clone(),
-        dtype: DType::F32,
-        shape: Shape::new(shape).unwrap(),
-    };
-    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
-    write_safetensors(path, &[], &specs, |spec| {
-        let (_, _, values) = tensors.iter().find(|t| t.0 == spec.name).unwrap();
-        from_f32(spec.dtype, values, values.len())
-    })
-    .unwrap();
-}
 
 fn spellings() -> BTreeMap<String, Vec<(String, Vec<usize>, String)>> {
     serde_json::from_value(json("lora_names.json")["files"].clone()).unwrap()
@@ -220,7 +206,7 @@ fn files_that_cannot_be_applied_are_named() {
         &folder.join("wide.safetensors"),
         &layer("lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_q"),
     );
-    write(&folder.join("plain.safetensors"), &vec![("heron".into(), vec![2], vec![0.5; 2])]);
+    write(&folder.join("plain.safetensors"), &[("heron".into(), vec![2], vec![0.5; 2])]);
     fs::write(folder.join("page.safetensors"), "<!DOCTYPE html><html>").unwrap();
     fs::write(folder.join("cut.safetensors"), &fs::read(folder.join("other.safetensors")).unwrap()[..200]).unwrap();
     let mut engine = builder(&folder).build().unwrap();
@@ -270,8 +256,8 @@ fn words_of_embeddings_stand_for_their_vectors() {
     let ids = tokenizer::clip().unwrap().encode("red circle");
     let vectors: Vec<f32> =
         ids.iter().flat_map(|id| &table[*id as usize * width..(*id as usize + 1) * width]).copied().collect();
-    write(&folder.join("Heron.safetensors"), &vec![("emb_params".into(), vec![ids.len(), width], vectors)]);
-    write(&folder.join("wide.safetensors"), &vec![("emb_params".into(), vec![1, 7], vec![0.5; 7])]);
+    write(&folder.join("Heron.safetensors"), &[("emb_params".into(), vec![ids.len(), width], vectors)]);
+    write(&folder.join("wide.safetensors"), &[("emb_params".into(), vec![1, 7], vec![0.5; 7])]);
     fs::write(folder.join("notes.txt"), "").unwrap();
     let mut engine = builder(&folder).embedding_folder(&folder).build().unwrap();
     let want = draw(&mut engine, PROMPT);

@@ -99,8 +99,7 @@ impl App {
 
     /// Nothing if `name` is the model's, as lists of models spell it.
     pub(crate) fn is_model(&self, name: &str) -> Result<(), String> {
-        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-        if [name, stem].contains(&self.model.name.as_str()) {
+        if is_named(&self.model.name, name) {
             return Ok(());
         }
         Err(format!(
@@ -108,6 +107,20 @@ impl App {
             self.model.name
         ))
     }
+
+    /// Nothing if `name` is the refiner's.
+    pub(crate) fn is_refiner(&self, name: &str) -> Result<(), String> {
+        match &self.model.refiner {
+            Some(refiner) if is_named(refiner, name) => Ok(()),
+            Some(refiner) => Err(format!("the server's refiner is {refiner:?}")),
+            None => Err("the server has no refiner; start it with --refiner".into()),
+        }
+    }
+}
+
+/// Whether a client's `name` is that of a file, with or without its extension.
+fn is_named(file: &str, name: &str) -> bool {
+    [name, name.rsplit_once('.').map_or(name, |(stem, _)| stem)].contains(&file)
 }
 
 /// Every path.
@@ -255,6 +268,7 @@ impl App {
             device: "CPU".into(),
             defaults,
             unused: Vec::new(),
+            refiner: None,
             control_nets: Vec::new(),
         };
         App {

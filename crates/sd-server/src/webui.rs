@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Fields that would change the picture and cannot be followed.
-const UNSUPPORTED: &[&str] =
-    &["styles", "subseed_strength", "restore_faces", "refiner_checkpoint", "script_name", "extra_images"];
+const UNSUPPORTED: &[&str] = &["styles", "subseed_strength", "restore_faces", "script_name", "extra_images"];
 
 /// Fields that choose between files, or that belong to a feature which is off.
 const IGNORED: &[&str] = &[
@@ -37,7 +36,6 @@ const IGNORED: &[&str] = &[
     "seed_enable_extras",
     "firstphase_width",
     "firstphase_height",
-    "refiner_switch_at",
     "script_args",
     "override_settings_restore_afterwards",
     "do_not_save_samples",
@@ -176,6 +174,10 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
         settings.choice("sd_model_checkpoint", |name| app.is_model(name))?;
         warnings.extend(settings.unknown());
     }
+    let named = fields.choice("refiner_checkpoint", |name| app.is_refiner(name))?.is_some();
+    // Clients send 0 where nobody chose a refiner.
+    let switch = fields.not_negative("refiner_switch_at")?.filter(|at| named || *at > 0.0);
+    request.refiner_switch = switch.filter(|_| app.model.refiner.is_some()).or(request.refiner_switch);
     warnings.extend(native::loras(fields, &mut request)?);
     warnings.extend(control::scripts(fields, &mut request)?);
     app.has_loras(&request)?;
@@ -412,6 +414,29 @@ mod tests {
     }
 
     #[test]
+    fn a_refiner_is_the_servers_and_takes_over_where_asked() {
+        let mut app = App::for_tests();
+        let read = |app: &App, json: &str| super::read(&mut Fields::parse(json.as_bytes()).unwrap(), app);
+        let switch = |app: &App, json: &str| read(app, json).map(|(r, w)| (r.refiner_switch, w.len())).unwrap();
+        // Without a refiner the fields that clients fill by themselves mean nothing.
+        for json in [r#"{"refiner_checkpoint":"","refiner_switch_at":0.8}"#, r#"{"refiner_switch_at":0}"#] {
+            assert_eq!(switch(&app, json), (None, 0), "{json}");
+        }
+        app.model.refiner = Some("heron".into());
+        for (json, want) in [
+            (r#"{"refiner_checkpoint":"heron.safetensors","refiner_switch_at":0.5}"#, Some(0.5)),
+            (r#"{"refiner_checkpoint":"heron","refiner_switch_at":0}"#, Some(0.0)),
+            (r#"{"refiner_switch_at":0.6}"#, Some(0.6)),
+            (r#"{"refiner_checkpoint":null,"refiner_switch_at":0}"#, None),
+            ("{}", None),
+        ] {
+            assert_eq!(switch(&app, json), (want, 0), "{json}");
+        }
+        let e = read(&app, r#"{"refiner_checkpoint":"egret"}"#).unwrap_err();
+        assert_eq!(e.message(), "refiner_checkpoint: the server's refiner is \"heron\"");
+    }
+
+    #[test]
     fn tiling_closes_both_directions() {
         for (json, want) in [("{}", false), (r#"{"tiling":false}"#, false), (r#"{"tiling":true}"#, true)] {
             let r = read(json).unwrap().0;
@@ -510,6 +535,7 @@ mod tests {
             (r#"{"sampler_name":"Oiler"}"#, "sampler_name: no \"Oiler\" (one of euler"),
             (r#"{"scheduler":"x"}"#, "scheduler: no \"x\""),
             (r#"{"styles":["x"]}"#, "styles: not supported yet"),
+            (r#"{"refiner_checkpoint":"x"}"#, "refiner_checkpoint: the server has no refiner"),
             (r#"{"override_settings":[]}"#, "override_settings: want an object, got a list"),
             (r#"{"override_settings":{"sd_model_checkpoint":"other"}}"#, "override_settings.sd_model_checkpoint: "),
         ] {

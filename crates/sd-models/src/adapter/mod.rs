@@ -64,7 +64,7 @@ impl Lora {
     /// Finds the model's weights that a file changes. Reads headers, and the numbers that products are multiplied by.
     ///
     /// # Errors
-    /// The file is no adapter, or changes nothing of the model; the message names what was found.
+    /// The file is no adapter.
     pub fn open(file: &Arc<Checkpoint>, model: &Model) -> Result<Lora> {
         let source: Arc<dyn WeightSource> = file.clone();
         let name = file.path().display().to_string();
@@ -79,6 +79,18 @@ impl Lora {
         let first = source.names().first().map(|n| source.origin(n).file).unwrap_or_default();
         let components = Component::split(model, None);
         read(&source, &first, &Alphas::default(), &modules(components.iter()))
+    }
+
+    /// Checks that it changes something of the model.
+    ///
+    /// # Errors
+    /// It changes nothing; the message says what was found.
+    pub fn check(&self) -> Result<()> {
+        if !self.parts.is_empty() {
+            return Ok(());
+        }
+        let e = Error::bad_file(&self.report.file, format!("changes nothing of this model ({})", self.report));
+        Err(e.hint("it was made for another family"))
     }
 
     /// What it changes of a part; `None` if nothing.
@@ -110,14 +122,23 @@ pub fn adapted(
     adapted.with_rows(embedding::TOKEN_TABLE, embeddings.rows(part)).map(Arc::new)
 }
 
+impl LoraReport {
+    /// How many layers are applied.
+    pub fn count(&self) -> usize {
+        self.applied.values().sum()
+    }
+
+    /// How many layers are applied and to what, as `2 of 9 layers applied (2 of the CLIP text encoder)`.
+    pub fn summary(&self) -> String {
+        let parts: Vec<String> = self.applied.iter().map(|(p, n)| format!("{n} of the {}", p.name())).collect();
+        let parts = if parts.is_empty() { String::new() } else { format!(" ({})", parts.join(", ")) };
+        format!("{} of {} layers applied{parts}", self.count(), self.layers)
+    }
+}
+
 impl fmt::Display for LoraReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let applied: usize = self.applied.values().sum();
-        let parts: Vec<String> = self.applied.iter().map(|(p, n)| format!("{n} of the {}", p.name())).collect();
-        write!(f, "{}: {}, {applied} of {} layers applied", self.file, self.spelling, self.layers)?;
-        if !parts.is_empty() {
-            write!(f, " ({})", parts.join(", "))?;
-        }
+        write!(f, "{}: {}, {}", self.file, self.spelling, self.summary())?;
         if let Some(first) = self.unfit.first() {
             write!(f, "; {} do not fit: {first}", self.unfit.len())?;
         }
@@ -223,10 +244,6 @@ fn read(source: &Arc<dyn WeightSource>, file: &str, alphas: &Alphas, modules: &M
     }
     let parts = finish(source, changes, &layers, &mut report);
     report.unused = unused.into_iter().collect();
-    if parts.is_empty() {
-        let e = Error::bad_file(file, format!("changes nothing of this model ({report})"));
-        return Err(e.hint("it was made for another family"));
-    }
     Ok(Lora { parts, report })
 }
 

@@ -62,7 +62,7 @@ pub(super) struct Folders {
 impl Folders {
     /// The error of a file as it is told to who named it: those who may name files of the folder only are at fault, and
     /// do not learn where it is.
-    fn told(&self, e: Error, folder: &Path, name: &str) -> Error {
+    fn told(&self, e: Error, name: &str) -> Error {
         let of_file = matches!(
             e.kind(),
             Kind::Io { .. }
@@ -74,8 +74,11 @@ impl Folders {
         if self.any_lora_path || !of_file {
             return e;
         }
-        let text = e.to_string();
-        Error::request(format!("LoRA {name}: {}", text.replace(&*folder.join("").to_string_lossy(), "")))
+        let mut text = e.to_string();
+        if let Some(folder) = &self.loras {
+            text = text.replace(&*folder.join("").to_string_lossy(), "");
+        }
+        Error::request(format!("LoRA {name}: {text}"))
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
@@ -83,11 +86,14 @@ impl Folders {
     }
 }
 
+/// LoRAs that are fitted to a model, each with its strength.
+pub(super) type Loras = Vec<(Arc<Lora>, f32)>;
+
 /// What a request adds to a model.
 #[derive(Clone, Default)]
 pub(super) struct Chosen {
-    loras: Vec<(Arc<Lora>, f32)>,
-    embeddings: Vec<Arc<Embedding>>,
+    pub(super) loras: Loras,
+    pub(super) embeddings: Vec<Arc<Embedding>>,
 }
 
 impl Chosen {
@@ -119,6 +125,63 @@ impl PartialEq for Chosen {
     }
 }
 
+/// A model to which files are fitted.
+pub(super) struct Fitting<'a> {
+    /// What messages call it.
+    pub(super) name: &'static str,
+    pub(super) library: &'a mut Library,
+    pub(super) model: &'a Model,
+}
+
+/// The files that a request names, fitted to each of `models`: the one that begins, and its refiner if there is one. Each
+/// takes the layers that it has. With warnings. Strengths of one file add up.
+///
+/// # Errors
+/// A LoRA is not there, is outside of its folder, is malformed, or changes nothing of any model.
+pub(super) fn fit(models: &mut [Fitting<'_>], choices: &[LoraChoice]) -> Result<(Vec<Loras>, Vec<String>)> {
+    let (mut fitted, mut warnings) = (vec![Loras::new(); models.len()], Vec::new());
+    for LoraChoice { name, strength, high_noise } in choices {
+        if *high_noise {
+            let family = models.first().map_or("the model", |m| m.model.info().family.name());
+            warnings.push(format!(
+                "LoRA {name}: is for a network of high noise levels, which {family} does not have; left out"
+            ));
+            continue;
+        }
+        let open = |fitting: &mut Fitting<'_>| fitting.library.open(fitting.model, name);
+        let opened = models.iter_mut().map(open).collect::<Result<Vec<_>>>()?;
+        warnings.extend(reported(models, &opened, name)?);
+        for (loras, (lora, _)) in fitted.iter_mut().zip(opened) {
+            match loras.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lora)) {
+                Some((_, sum)) => *sum += strength,
+                None => loras.push((lora, *strength)),
+            }
+        }
+    }
+    Ok((fitted, warnings))
+}
+
+/// Logs what became of a file that was opened now, and warns of layers that do not fit. The model that takes most of it is
+/// the one that it was made for.
+fn reported(models: &[Fitting<'_>], opened: &[(Arc<Lora>, bool)], name: &str) -> Result<Option<String>> {
+    let all = || models.iter().zip(opened);
+    let Some((fitting, (lora, _))) = all().rev().max_by_key(|(_, (lora, _))| lora.report().count()) else {
+        return Ok(None);
+    };
+    lora.check().map_err(|e| fitting.library.told(e, name))?;
+    let report = lora.report();
+    if opened.iter().any(|(_, new)| *new) {
+        let others = all().filter(|(other, _)| other.name != fitting.name);
+        let others: String =
+            others.map(|(m, (lora, _))| format!("; {}: {}", m.name, lora.report().summary())).collect();
+        let of = if others.is_empty() { String::new() } else { format!(" of the {}", fitting.name) };
+        tracing::info!("LoRA{of} {report}{others}");
+    }
+    let count = report.unfit.len();
+    let warning = |first| format!("LoRA {name}: {count} of {} layers do not fit: {first}", report.layers);
+    Ok(report.unfit.first().map(warning))
+}
+
 /// The files of adapters that a model was asked for, opened once.
 pub(super) struct Library {
     folders: Folders,
@@ -131,52 +194,22 @@ impl Library {
         Library { folders, loras: Opened(Vec::new()), embeddings: Opened(Vec::new()) }
     }
 
-    /// The files that a request names, with warnings. Strengths of one file add up.
-    ///
-    /// # Errors
-    /// A LoRA is not there, is outside of its folder, is malformed, or changes nothing of the model.
-    pub(super) fn choose(
-        &mut self,
-        model: &Model,
-        loras: &[LoraChoice],
-        prompts: [&str; 2],
-    ) -> Result<(Chosen, Vec<String>)> {
-        let mut warnings = Vec::new();
-        let mut chosen = Chosen::default();
-        for LoraChoice { name, strength, high_noise } in loras {
-            if *high_noise {
-                warnings.push(format!(
-                    "LoRA {name}: is for a network of high noise levels, which {} does not have; left out",
-                    model.info().family.name()
-                ));
-                continue;
-            }
-            let folder = self.folders.loras.as_deref().ok_or_else(|| {
-                Error::request(format!("LoRA {name}: there is no folder of LoRAs"))
-                    .hint("name it with --lora-model-dir")
-            })?;
-            let path = tags::find(folder, name, self.folders.any_lora_path)?;
-            let opened = self.loras.get(&path, |file| Lora::open(file, model));
-            let (lora, new) = opened.map_err(|e| self.folders.told(e, folder, name))?;
-            let report = lora.report();
-            if new {
-                tracing::info!("LoRA {report}");
-            }
-            if let Some(first) = report.unfit.first() {
-                let count = report.unfit.len();
-                warnings.push(format!("LoRA {name}: {count} of {} layers do not fit: {first}", report.layers));
-            }
-            match chosen.loras.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &lora)) {
-                Some((_, sum)) => *sum += strength,
-                None => chosen.loras.push((lora, *strength)),
-            }
-        }
-        chosen.embeddings = self.named_in(model, prompts, &mut warnings)?;
-        Ok((chosen, warnings))
+    /// A LoRA for a model, and whether it was opened now.
+    fn open(&mut self, model: &Model, name: &str) -> Result<(Arc<Lora>, bool)> {
+        let folder = self.folders.loras.as_deref().ok_or_else(|| {
+            Error::request(format!("LoRA {name}: there is no folder of LoRAs"))
+                .hint("name it with --lora-model-dir")
+        })?;
+        let path = tags::find(folder, name, self.folders.any_lora_path)?;
+        self.loras.get(&path, |file| Lora::open(file, model)).map_err(|e| self.folders.told(e, name))
+    }
+
+    fn told(&self, e: Error, name: &str) -> Error {
+        self.folders.told(e, name)
     }
 
     /// The embeddings whose names are in the prompts. One that is not for the model is left as a word.
-    fn named_in(
+    pub(super) fn named_in(
         &mut self,
         model: &Model,
         prompts: [&str; 2],

@@ -358,7 +358,7 @@ impl EngineBuilder {
         }
         let report = model.dry_run()?;
         let refiner = self.refiner.as_ref().map(|file| open_refiner(file, &files, &model)).transpose()?;
-        let models: Vec<&Model> = std::iter::once(&model).chain(refiner.iter().map(|(_, model)| model)).collect();
+        let models: Vec<&Model> = std::iter::once(&model).chain(&refiner).collect();
         let enlarges = self.upscaler.is_some() || self.hires_upscaler.is_some();
         let placed = Placed::new(&wishes, &machine, &models, enlarges, &self.options)?;
         let unused = report
@@ -372,13 +372,10 @@ impl EngineBuilder {
             defaults: defaults(model.info())?,
             unused: unused.collect(),
             control_nets: Vec::new(),
+            refiner: self.refiner.as_ref().map(ModelFile::name),
         };
-        let refiner = match refiner {
-            Some((name, model)) => {
-                Some((name, Loaded::new(model, placed.clone(), refiner_options(&self.options))?))
-            }
-            None => None,
-        };
+        let open = |model| Loaded::new(model, placed.clone(), refiner_options(&self.options));
+        let refiner = refiner.map(open).transpose()?;
         let mut networks = Loaded::new(model, placed, self.options)?;
         if let Some(path) = &self.taesd {
             networks.set_tiny(path, self.taesd_preview_only).map_err(|e| e.context("taesd"))?;
@@ -410,8 +407,8 @@ impl EngineBuilder {
     }
 }
 
-/// The refiner's name and model. It shares the autoencoder of the model whose latents it finishes.
-fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<(String, Model)> {
+/// The refiner's model. It shares the autoencoder of the model whose latents it finishes.
+fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<Model> {
     let context = |e: Error| e.context("refiner");
     let mut parts = BTreeMap::new();
     if let Some(vae) = files.parts.get(&Part::Autoencoder).or(files.model.as_ref()) {
@@ -426,7 +423,7 @@ fn open_refiner(file: &ModelFile, files: &Files, model: &Model) -> Result<(Strin
         let message = format!("refiner: it denoises latents {other:?}, the model's are {own:?}");
         return Err(Error::request(message).hint("the refiner belongs to another family"));
     }
-    Ok((file.name(), refiner))
+    Ok(refiner)
 }
 
 /// What the user says of the model's prediction and cuts says nothing of the refiner's.
@@ -485,14 +482,15 @@ pub struct ModelInfo {
     pub unused: Vec<String>,
     /// The names of the ControlNets.
     pub control_nets: Vec<String>,
+    /// The refiner's file name without its extension, if there is one.
+    pub refiner: Option<String>,
 }
 
 /// A model ready to generate. Nothing of a request stays in it but caches that cannot change a result.
 pub struct Engine {
     info: ModelInfo,
     networks: Loaded,
-    /// The refiner with its name.
-    refiner: Option<(String, Loaded)>,
+    refiner: Option<Loaded>,
     upscaler: Option<Upscaler>,
     hires_upscaler: Option<Upscaler>,
     /// Their files.
@@ -569,7 +567,7 @@ impl Engine {
             model: &self.info.name,
             defaults: &self.info.defaults,
             facts: self.networks.facts(),
-            refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
+            refiner: self.info.refiner.as_deref(),
             upscaler: self.upscaler.as_ref(),
             hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
             tags: self.networks.reads_tags(),
@@ -577,16 +575,9 @@ impl Engine {
             random_seed: random_seed(),
         })?;
         let prompts = [resolved.prompt.as_str(), &resolved.first.negative_prompt];
-        resolved.warnings.extend(self.networks.choose(&resolved.loras, prompts)?);
-        let refiner = self.refiner.as_mut().filter(|_| resolved.first.refiner.is_some());
-        let refiner = match refiner {
-            // LoRAs are made for the network that begins.
-            Some((_, networks)) => {
-                resolved.warnings.extend(networks.choose(&[], prompts)?);
-                Some(networks)
-            }
-            None => None,
-        };
+        let mut refiner = self.refiner.as_mut().filter(|_| resolved.first.refiner.is_some());
+        let warnings = self.networks.choose(refiner.as_deref_mut(), &resolved.loras, prompts)?;
+        resolved.warnings.extend(warnings);
         let refiner = refiner.map(|networks| networks as &mut dyn Networks);
         let mut watch = Watch { observer, cancel, preview: request.preview };
         let models = Models {
@@ -597,7 +588,7 @@ impl Engine {
         };
         let drawn = generate::run(models, request, &resolved, &mut watch, each);
         self.networks.finish();
-        if let Some((_, refiner)) = &mut self.refiner {
+        if let Some(refiner) = &mut self.refiner {
             refiner.finish();
         }
         drawn
@@ -613,7 +604,7 @@ impl Engine {
             model: &self.info.name,
             defaults: &self.info.defaults,
             facts: self.networks.facts(),
-            refiner: self.refiner.as_ref().map(|(name, _)| name.as_str()),
+            refiner: self.info.refiner.as_deref(),
             upscaler: self.upscaler.as_ref(),
             hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
             tags: self.networks.reads_tags(),
@@ -635,7 +626,7 @@ impl Engine {
     /// A weight cannot be read, a device has no room for the least that must be on it, or `cancel` was cancelled.
     pub fn load(&mut self, cancel: &CancelToken) -> Result<()> {
         self.networks.load(cancel)?;
-        self.refiner.as_mut().map_or(Ok(()), |(_, refiner)| refiner.load(cancel))
+        self.refiner.as_mut().map_or(Ok(()), |refiner| refiner.load(cancel))
     }
 
     /// Connects again to remote workers that were lost. What was on them is loaded anew.
@@ -644,8 +635,7 @@ impl Engine {
         if lost.is_empty() && !self.networks.is_closed() {
             return Ok(());
         }
-        let refiner = self.refiner.as_mut().map(|(_, refiner)| refiner);
-        let mut all: Vec<&mut Loaded> = std::iter::once(&mut self.networks).chain(refiner).collect();
+        let mut all: Vec<&mut Loaded> = std::iter::once(&mut self.networks).chain(&mut self.refiner).collect();
         (self.upscaler, self.hires_upscaler) = (None, None);
         // Nothing of before may be used once a worker is there again.
         all.iter_mut().for_each(|networks| networks.close());
@@ -696,7 +686,7 @@ impl Engine {
     /// Frees the memory that weights, workspaces and kept conditioning take; the next request loads them again.
     pub fn release(&mut self) {
         self.networks.release();
-        if let Some((_, refiner)) = &mut self.refiner {
+        if let Some(refiner) = &mut self.refiner {
             refiner.release();
         }
         for upscaler in self.upscaler.iter_mut().chain(&mut self.hires_upscaler) {

@@ -13,7 +13,7 @@ use sd_core::{
 };
 use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, Step};
 
-use super::adapters::{Chosen, Folders, Library, LoraMode};
+use super::adapters::{self, Chosen, Fitting, Folders, Library, LoraMode, Loras};
 use super::control::Control;
 use super::evaluate::{Evaluator, On};
 use super::facts::facts;
@@ -224,10 +224,32 @@ impl Loaded {
         self.options.folders.loras.is_some()
     }
 
-    /// From now on runs with these LoRAs, and with the embeddings that the prompts name, in place of those before.
-    /// Returns warnings.
-    pub(super) fn choose(&mut self, loras: &[LoraChoice], prompts: [&str; 2]) -> Result<Vec<String>> {
-        let (chosen, warnings) = self.library.choose(&self.model, loras, prompts)?;
+    /// From now on runs with these LoRAs, and with the embeddings that the prompts name, in place of those before; `refiner`
+    /// likewise. Returns warnings.
+    pub(super) fn choose(
+        &mut self,
+        refiner: Option<&mut Loaded>,
+        loras: &[LoraChoice],
+        prompts: [&str; 2],
+    ) -> Result<Vec<String>> {
+        let mut all: Vec<(&'static str, &mut Loaded)> = vec![("model", self)];
+        all.extend(refiner.map(|refiner| ("refiner", refiner)));
+        let mut models: Vec<Fitting<'_>> = all.iter_mut().map(|(name, loaded)| loaded.fitting(name)).collect();
+        let (fitted, mut warnings) = adapters::fit(&mut models, loras)?;
+        for ((_, loaded), loras) in all.into_iter().zip(fitted) {
+            loaded.take(loras, prompts, &mut warnings)?;
+        }
+        Ok(warnings)
+    }
+
+    fn fitting(&mut self, name: &'static str) -> Fitting<'_> {
+        Fitting { name, library: &mut self.library, model: &self.model }
+    }
+
+    /// Runs with these LoRAs, which are fitted to the model, and the prompts' embeddings.
+    fn take(&mut self, loras: Loras, prompts: [&str; 2], warnings: &mut Vec<String>) -> Result<()> {
+        let embeddings = self.library.named_in(&self.model, prompts, warnings)?;
+        let chosen = Chosen { loras, embeddings };
         if chosen != self.chosen {
             let types = self.options.types();
             let adapt = |c: &Component| Ok((c.part(), chosen.adapt(c, self.lora_mode(c.part())?, types)?));
@@ -238,7 +260,7 @@ impl Loaded {
             self.precise_vae = None;
             self.chosen = chosen;
         }
-        Ok(warnings)
+        Ok(())
     }
 
     /// Where the changes of LoRAs to a part are made. Those of weights that come to the device again and again are not

@@ -5,18 +5,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
-use sd_core::convert::from_f32;
+use sd_core::convert::{from_f32, to_f32};
 use sd_core::{DType, Shape};
 use sd_io::{TensorSpec, write_safetensors};
 use serde_json::Value;
 
-use crate::support::{Fixture, procedural, read};
+use crate::support::{Fixture, Tensor, procedural, read};
 
 /// Name in the file, shape, operation, names and shapes in the reference.
 type Row = (String, Vec<usize>, String, Vec<(String, Vec<usize>)>);
-
-/// A tensor to write: its name, its shape, its values.
-type Tensor = (String, Vec<usize>, Vec<f32>);
 
 fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
@@ -70,9 +67,11 @@ impl Weights {
 
 fn write(path: &Path, tensors: &[Tensor]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let spec = |(name, shape, _): &Tensor| {
-        // Matrices and kernels are exact in f16.
-        let dtype = if shape.len() > 1 { DType::F16 } else { DType::F32 };
+    let spec = |(name, shape, values): &Tensor| {
+        // Matrices and kernels are exact in f16, unless they were edited.
+        let halves = from_f32(DType::F16, values, values.len()).unwrap();
+        let exact = to_f32(DType::F16, &halves, values.len()).unwrap() == *values;
+        let dtype = if shape.len() > 1 && exact { DType::F16 } else { DType::F32 };
         TensorSpec { name: name.clone(), dtype, shape: Shape::new(shape).unwrap() }
     };
     let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
@@ -85,10 +84,23 @@ fn write(path: &Path, tensors: &[Tensor]) {
 
 /// Writes one file with the original names, and with `more` tensors of one value each.
 pub(crate) fn single_file(pipeline: &str, name: &str, more: &[(&str, f32)]) -> PathBuf {
+    let more = more.iter().map(|(name, value)| ((*name).to_owned(), vec![1], vec![*value]));
+    write_file(name, whole(pipeline).into_iter().chain(more).collect())
+}
+
+/// The same without more, of values that `edit` has seen under the tensors' names.
+pub(crate) fn edited(pipeline: &str, name: &str, mut edit: impl FnMut(&str, &mut [f32])) -> PathBuf {
+    let mut tensors = whole(pipeline);
+    tensors.iter_mut().for_each(|(name, _, values)| edit(name, values));
+    write_file(name, tensors)
+}
+
+fn whole(pipeline: &str) -> Vec<Tensor> {
     let weights = Weights::of(pipeline);
-    let mut tensors: Vec<Tensor> =
-        rows(pipeline).iter().map(|r| (r.0.clone(), r.1.clone(), weights.apply(r))).collect();
-    tensors.extend(more.iter().map(|(name, value)| ((*name).to_owned(), vec![1], vec![*value])));
+    rows(pipeline).iter().map(|r| (r.0.clone(), r.1.clone(), weights.apply(r))).collect()
+}
+
+fn write_file(name: &str, tensors: Vec<Tensor>) -> PathBuf {
     let path = target(&format!("{name}.safetensors"));
     write(&path, &tensors);
     path

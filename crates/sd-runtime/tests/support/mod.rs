@@ -7,10 +7,13 @@ pub(crate) mod sd1;
 
 use std::net::TcpListener;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use sd_core::convert::from_f32;
+use sd_core::{DType, Shape};
+use sd_io::{TensorSpec, write_safetensors};
 use sd_runtime::{
     CancelToken, Engine, EngineBuilder, GeneratedImage, ImageRequest, Observer, Progress, RngKind, Stage,
     StepLatent, add_rpc_server,
@@ -104,6 +107,24 @@ pub(crate) fn procedural(name: &str, elements: usize, exponent: i32, shift: f32)
         shift + ((z >> 53) as i32 - 1024) as f32 * scale
     };
     std::iter::repeat_with(value).take(elements).collect()
+}
+
+/// A tensor to write: its name, its shape, its values.
+pub(crate) type Tensor = (String, Vec<usize>, Vec<f32>);
+
+/// Writes a file of f32.
+pub(crate) fn write_tensors(path: &Path, tensors: &[Tensor]) {
+    let spec = |(name, shape, _): &Tensor| TensorSpec {
+        name: name.clone(),
+        dtype: DType::F32,
+        shape: Shape::new(shape).unwrap(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    write_safetensors(path, &[], &specs, |spec| {
+        let (_, _, values) = tensors.iter().find(|t| t.0 == spec.name).unwrap();
+        from_f32(spec.dtype, values, values.len())
+    })
+    .unwrap();
 }
 
 /// The request that a pipeline's fixture was made with.
