@@ -8,6 +8,7 @@ mod lora;
 pub mod memory;
 pub mod networks;
 pub mod oracle;
+pub mod plot;
 pub mod synth;
 pub mod tidy;
 mod tiny;

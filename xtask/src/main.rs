@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, bench, larger, memory, networks, oracle, repo_root, synth, tidy};
+use xtask::{accept, bench, larger, memory, networks, oracle, plot, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -53,6 +53,14 @@ enum Task {
         /// Instead, take a step with a FLUX.1 that is larger than memory, 34 GB in a file of holes, on the processor.
         #[arg(long)]
         large: bool,
+    },
+    /// Draw what a trace of sd-cli's --trace shows: memory over time, computations and movements.
+    Plot {
+        /// The trace.
+        trace: PathBuf,
+        /// The SVG to write.
+        #[arg(short, long)]
+        output: PathBuf,
     },
     /// Serve the processor at host:port for `memory`.
     #[command(hide = true)]
@@ -134,6 +142,11 @@ fn main() -> Result<()> {
         }
         Task::Memory { large: true } => print_lines(&larger::run(&holes(&repo_root())?)?),
         Task::Memory { large: false } => print_lines(&memory::run(&random_sd15(&repo_root())?)?),
+        Task::Plot { trace, output } => {
+            let text = std::fs::read_to_string(&trace).with_context(|| format!("read {}", trace.display()))?;
+            let svg = plot::svg(&text).with_context(|| trace.display().to_string())?;
+            std::fs::write(&output, svg).with_context(|| format!("write {}", output.display()))
+        }
         Task::Serve { endpoint } => memory::serve(&endpoint),
         Task::Bench { model, size, runs, peers, python, output, setup } => {
             let model = model.map_or_else(|| random_sd15(&repo_root()), Ok)?;
