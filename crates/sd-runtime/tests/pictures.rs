@@ -109,17 +109,21 @@ fn strength_is_monotone() {
 
 #[test]
 fn small_masks_change_their_pixels_alone() {
-    let mut engine = engine(&sd1::write("pictures-masks.safetensors", |_, _| {}));
+    let plain = sd1::write("pictures-masks.safetensors", |_, _| {});
+    let reading = sd1::write_reading("pictures-masks-inpaint.safetensors", 9, &[], |_, _| {});
     let original = picture();
     let dot = |x: usize, y: usize| x == 13 && y == 40;
     let column = |x: usize, _: usize| x == 63;
-    for anew in [&dot as &dyn Fn(usize, usize) -> bool, &column] {
-        let values = (0..64 * 64).map(|i| if anew(i % 64, i / 64) { 255 } else { 0 }).collect();
-        let mask = Some(InputMask { width: 64, height: 64, values });
-        let r = ImageRequest { init_image: Some(original.clone()), mask, steps: Some(3), ..request() };
-        let image = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0);
-        for (i, (got, old)) in image.rgb.chunks(3).zip(original.rgb.chunks(3)).enumerate() {
-            assert_eq!(got == old, !anew(i % 64, i / 64), "pixel {}, {}", i % 64, i / 64);
+    for path in [plain, reading] {
+        let mut engine = engine(&path);
+        for anew in [&dot as &dyn Fn(usize, usize) -> bool, &column] {
+            let values = (0..64 * 64).map(|i| if anew(i % 64, i / 64) { 255 } else { 0 }).collect();
+            let mask = Some(InputMask { width: 64, height: 64, values });
+            let r = ImageRequest { init_image: Some(original.clone()), mask, steps: Some(3), ..request() };
+            let image = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0);
+            for (i, (got, old)) in image.rgb.chunks(3).zip(original.rgb.chunks(3)).enumerate() {
+                assert_eq!(got == old, !anew(i % 64, i / 64), "pixel {}, {}", i % 64, i / 64);
+            }
         }
     }
 }
