@@ -62,20 +62,6 @@ pub(crate) fn doubler(path: &Path) {
     );
 }
 
-/// Writes the decoder of a tiny autoencoder of zeros, in the names of original files. Its pictures are black.
-pub(crate) fn tiny_decoder(path: &Path) {
-    let layers: [(&str, &[usize]); 7] = [
-        ("1.weight", &[4, 4, 3, 3]),
-        ("1.bias", &[4]),
-        ("4.weight", &[4, 4, 3, 3]),
-        ("6.weight", &[4, 4, 3, 3]),
-        ("8.weight", &[4, 4, 3, 3]),
-        ("9.weight", &[3, 4, 3, 3]),
-        ("9.bias", &[3]),
-    ];
-    zeros(path, &layers);
-}
-
 /// Writes a safetensors file, which is a length, a JSON header and the elements.
 pub(crate) fn zeros(path: &Path, tensors: &[(&str, &[usize])]) {
     let (mut header, mut end) = (serde_json::Map::new(), 0);
