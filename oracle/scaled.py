@@ -79,6 +79,19 @@ def main():
     want = eager.dequantize_mxfp8(q, scale, torch.float32)
     case("mxfp8", q, want, weight_scale=scale.view(torch.uint8), comfy_quant=quant(format="mxfp8"))
 
+    # Rows long enough for blocks of 64.
+    w = torch.randn(6, 128) * 0.03
+    rows = w.abs().amax(1) / 448
+    q = fp8(w, rows[:, None], e4)
+    case("long_rows", q, q.float() * rows[:, None], weight_scale=rows)
+    q = fp8(w, scalar, e5)
+    case("long_wide", q, q.float() * scalar, scale_weight=scalar)
+    w = torch.randn(130, 256) * 0.03
+    blocks = torch.rand(2, 2) * 1e-3 + 1e-4
+    spread = blocks.repeat_interleave(128, 0).repeat_interleave(128, 1)[:130]
+    q = fp8(w, spread, e4)
+    case("long_blocks", q, q.float() * spread, weight_scale_inv=blocks)
+
     path = fixture.FIXTURES / "scaled.safetensors"
     metadata = {"source": f"torch {torch.__version__}, comfy-kitchen {fixture.version('comfy-kitchen')}", "script": "scaled.py"}
     save_file({k: v.clone() for k, v in file.items()}, path, metadata=metadata)

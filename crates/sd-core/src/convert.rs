@@ -41,6 +41,10 @@ fn decode(dtype: DType, src: &[u8], dst: &mut [f32]) -> Result<()> {
         DType::F64 => each(src, dst, |b| f64::from_le_bytes(b) as f32),
         DType::F8E4M3 => each(src, dst, |[b]| f8_e4m3(b)),
         DType::F8E5M2 => each(src, dst, |[b]| f8_e5m2(b)),
+        DType::F8E4M3S => scaled(dtype, src, dst, |[b], [v]| *v = f8_e4m3(b)),
+        DType::F8E5M2S => scaled(dtype, src, dst, |[b], [v]| *v = f8_e5m2(b)),
+        DType::I8S => scaled(dtype, src, dst, |b, [v]| *v = f32::from(i8::from_le_bytes(b))),
+        DType::F4S => scaled(dtype, src, dst, |[b], v| *v = [e2m1(b >> 4), e2m1(b & 15)]),
         DType::U8 => each(src, dst, |[b]| f32::from(b)),
         DType::I8 => each(src, dst, |b| f32::from(i8::from_le_bytes(b))),
         DType::I16 => each(src, dst, |b| f32::from(i16::from_le_bytes(b))),
@@ -50,6 +54,25 @@ fn decode(dtype: DType, src: &[u8], dst: &mut [f32]) -> Result<()> {
         _ => return types::dequantise(dtype, src, dst),
     }
     Ok(())
+}
+
+/// Elements of blocks that begin with an f32 factor; `element` reads those of a byte.
+fn scaled<const N: usize>(dtype: DType, src: &[u8], dst: &mut [f32], element: impl Fn([u8; 1], &mut [f32; N])) {
+    for (block, values) in src.chunks_exact(dtype.block_bytes()).zip(dst.chunks_exact_mut(dtype.block())) {
+        let Some((factor, bytes)) = block.split_first_chunk() else { continue };
+        let factor = f32::from_le_bytes(*factor);
+        for (b, v) in bytes.iter().zip(values.as_chunks_mut().0) {
+            element([*b], v);
+            v.iter_mut().for_each(|v| *v *= factor);
+        }
+    }
+}
+
+/// A 4-bit float: sign, two bits of exponent with bias 1, one of mantissa (OCP Microscaling Formats 1.0, section 5.3.3).
+fn e2m1(code: u8) -> f32 {
+    const MAGNITUDES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+    let magnitude = MAGNITUDES.get(usize::from(code & 7)).copied().unwrap_or(0.0);
+    if code & 8 == 0 { magnitude } else { -magnitude }
 }
 
 /// Sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinity, NaN when all bits but the sign are set

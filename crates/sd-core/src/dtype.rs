@@ -1,4 +1,4 @@
-//! Element types: every type ggml stores, and those that only files use.
+//! Element types: every type ggml stores, those that only files use, and those of scaled weights of files.
 
 use std::fmt;
 
@@ -48,6 +48,14 @@ pub enum DType {
     TQ2_0,
     MXFP4,
     NVFP4,
+    /// F8E4M3 in blocks after an f32 factor: scaled FP8 of files, in memory only.
+    F8E4M3S,
+    /// F8E5M2 likewise.
+    F8E5M2S,
+    /// I8 likewise.
+    I8S,
+    /// Two 4-bit floats (E2M1) to a byte, the first in the upper bits, likewise: NVFP4 of safetensors files.
+    F4S,
 }
 
 use DType::*;
@@ -93,6 +101,10 @@ const TABLE: &[(DType, &str, i32, usize, usize)] = &[
     (TQ2_0, "tq2_0", 35, 256, 66),
     (MXFP4, "mxfp4", 39, 32, 17),
     (NVFP4, "nvfp4", 40, 64, 36),
+    (F8E4M3S, "f8_e4m3_scaled", -1, 64, 68),
+    (F8E5M2S, "f8_e5m2_scaled", -1, 64, 68),
+    (I8S, "i8_scaled", -1, 64, 68),
+    (F4S, "f4_scaled", -1, 16, 12),
 ];
 
 impl DType {
@@ -146,13 +158,13 @@ impl DType {
         !matches!(self, U8 | I8 | I16 | I32 | I64 | Bool)
     }
 
-    /// Whether matrices of weights can be converted to this type: not integers, not the types that only files use, and
-    /// not the two in which ggml keeps activations.
+    /// Whether matrices of weights can be converted to this type: not integers, not the types that only files or only
+    /// scaled weights of files have, and not the two in which ggml keeps activations.
     pub fn is_weight_type(self) -> bool {
         match self {
             F32 | F16 | BF16 => true,
             Q8_1 | Q8K => false,
-            other => other.is_quantised(),
+            other => other.is_quantised() && other.ggml_id().is_some(),
         }
     }
 
@@ -185,7 +197,7 @@ mod tests {
                 assert_eq!(DType::from_ggml_id(id), Some(d));
             }
         }
-        assert_eq!(NVFP4 as usize + 1, TABLE.len());
+        assert_eq!(F4S as usize + 1, TABLE.len());
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::component::Component;
 use crate::detect::{Kind, detect};
 use crate::model::Files;
 use crate::names::{Part, part_of};
-use crate::scaled;
+use crate::scaled::{self, ScaledAs};
 
 /// Tensors of a model, from one or more files.
 pub struct Bundle {
@@ -66,7 +66,8 @@ impl Bundle {
         if rename {
             scaled::check(&source)?;
         }
-        let values = if rename { scaled::values(&source) } else { source.clone() };
+        let values =
+            if rename { scaled::read(&source, ScaledAs::Values(sd_core::DType::BF16)) } else { source.clone() };
         let names = source.names().into_iter().filter(|name| belongs(name) && values.meta(name).is_some());
         let names: Vec<&str> = names.collect();
         if let (Some(part), []) = (only, names.as_slice()) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sd_core::{Bytes, DType, Origin, Result, Scope, TensorMeta, WeightSource};
 
 use crate::names::{Part, Spelling, is_ignored, is_left_out, part_of};
-use crate::scaled;
+use crate::scaled::{self, ScaledAs};
 use crate::view::View;
 
 /// A part of a model, wherever it is stored.
@@ -23,7 +23,7 @@ pub struct Component {
 impl Component {
     /// The parts in `file`. With `only`, the file is taken to hold nothing else, so its names need no prefix.
     pub(crate) fn split(file: &Arc<dyn WeightSource>, only: Option<Part>) -> Vec<Component> {
-        let values = scaled::values(file);
+        let values = scaled::read(file, ScaledAs::Blocks);
         let mut found: BTreeMap<(Part, &'static str), Vec<&str>> = BTreeMap::new();
         for name in file.names().into_iter().filter(|n| !is_ignored(n)) {
             if let Some(place) = part_of(name, only) {

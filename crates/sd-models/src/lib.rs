@@ -47,7 +47,7 @@ pub use family::{Defaults, Family, Info, Joined, Latent, Noise, Prediction, Shif
 pub use model::{Files, Model};
 pub use names::Part;
 pub use report::{PartReport, Report, Unused};
-pub use scaled::ScaledSource;
+pub use scaled::{ScaledAs, ScaledSource};
 pub use survey::{FileKind, Survey, SurveyedFile, SurveyedPart};
 pub use upscale::Upscaler;
 pub use vae::steps::{EPS as STEP_EPS, GROUPS as STEP_GROUPS, Piece, Step, Value as StepValue};

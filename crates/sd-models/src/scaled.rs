@@ -45,19 +45,27 @@ const FOREIGN: &[(&str, &str)] = &[
     (".weight_zero_point", "an asymmetric quantisation"),
 ];
 
-/// The type in which a model's scaled weights are read, that of ComfyUI: products keep eight bits of mantissa, and FP8
-/// has four at most.
+/// The type of values, that of ComfyUI: products keep eight bits of mantissa, and FP8 has four at most.
 const VALUES: DType = DType::BF16;
 
-/// What is read of the tensors of `file`: values where they are scaled, and nothing of what scales them. Where this
-/// cannot be done, [`check`] says why.
-pub(crate) fn values(file: &Arc<dyn WeightSource>) -> Arc<dyn WeightSource> {
-    ScaledSource::wrap(file.clone(), VALUES).unwrap_or_else(|_| file.clone())
+/// How scaled weights are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaledAs {
+    /// Values of this type, F32 or BF16: products are f32 and then rounded once.
+    Values(DType),
+    /// In blocks that begin with their scale and take as many bits as in the file otherwise, where rows divide into such
+    /// blocks and nothing is rotated; else as values.
+    Blocks,
+}
+
+/// What is read of the tensors of `file`, and nothing of what scales them. Where this cannot be done, [`check`] says why.
+pub(crate) fn read(file: &Arc<dyn WeightSource>, form: ScaledAs) -> Arc<dyn WeightSource> {
+    ScaledSource::wrap(file.clone(), form).unwrap_or_else(|_| file.clone())
 }
 
 /// An error on scaled weights that cannot be read.
 pub(crate) fn check(file: &Arc<dyn WeightSource>) -> Result<()> {
-    ScaledSource::wrap(file.clone(), VALUES).map(drop)
+    ScaledSource::wrap(file.clone(), ScaledAs::Blocks).map(drop)
 }
 
 /// How the values of a weight follow from what is stored.
@@ -78,22 +86,21 @@ pub struct ScaledSource {
     inner: Arc<dyn WeightSource>,
     recipes: HashMap<String, Recipe>,
     hidden: BTreeSet<String>,
-    dtype: DType,
+    form: ScaledAs,
 }
 
 impl ScaledSource {
-    /// `inner`, its scaled weights as `dtype`, F32 or BF16: products are f32 and then rounded once. A checkpoint
-    /// without scaled weights is returned as it is.
+    /// `inner`, its scaled weights in this form. A checkpoint without scaled weights is returned as it is.
     ///
     /// # Errors
     /// A companion without a weight, of a shape that does not fit or of an unknown format, and quantisations that are
     /// not read; the message names the tensor. Reads the notes, which are short, and no weights.
-    pub fn wrap(inner: Arc<dyn WeightSource>, dtype: DType) -> Result<Arc<dyn WeightSource>> {
-        let found = ScaledSource::survey(inner.clone(), dtype)?;
+    pub fn wrap(inner: Arc<dyn WeightSource>, form: ScaledAs) -> Result<Arc<dyn WeightSource>> {
+        let found = ScaledSource::survey(inner.clone(), form)?;
         Ok(if found.hidden.is_empty() { inner } else { Arc::new(found) })
     }
 
-    fn survey(inner: Arc<dyn WeightSource>, dtype: DType) -> Result<ScaledSource> {
+    fn survey(inner: Arc<dyn WeightSource>, form: ScaledAs) -> Result<ScaledSource> {
         let mut modules: BTreeMap<String, Companions> = BTreeMap::new();
         let mut hidden = BTreeSet::new();
         for name in inner.names() {
@@ -135,7 +142,7 @@ impl ScaledSource {
                 return Err(bad(&*inner, name, "is stored as int8 without the scales that belong to it"));
             }
         }
-        Ok(ScaledSource { inner, recipes, hidden, dtype })
+        Ok(ScaledSource { inner, recipes, hidden, form })
     }
 
     fn values(&self, name: &str, recipe: &Recipe) -> Result<Vec<f32>> {
@@ -171,6 +178,52 @@ impl ScaledSource {
         }
     }
 
+    /// The type of a weight's blocks, if it has some.
+    fn blocks(&self, meta: &TensorMeta, recipe: &Recipe) -> Option<DType> {
+        let (dtype, across) = match (recipe, meta.dtype) {
+            (Recipe::Scaled { block, .. }, DType::F8E4M3) => (DType::F8E4M3S, block[1]),
+            (Recipe::Scaled { block, .. }, DType::F8E5M2) => (DType::F8E5M2S, block[1]),
+            (Recipe::Scaled { block, .. }, DType::I8) => (DType::I8S, block[1]),
+            (Recipe::Nvfp4 { .. }, _) => (DType::F4S, 16),
+            _ => return None,
+        };
+        let columns = if dtype == DType::F4S { 2 * columns(meta) } else { meta.shape.last() };
+        let fits =
+            meta.shape.rank() == 2 && columns.is_multiple_of(dtype.block()) && across.is_multiple_of(dtype.block());
+        (self.form == ScaledAs::Blocks && fits).then_some(dtype)
+    }
+
+    /// A weight as blocks of `dtype`.
+    fn packed(&self, name: &str, recipe: &Recipe, dtype: DType) -> Result<Vec<u8>> {
+        let meta = self.stored(name)?;
+        let bytes = self.inner.bytes(name)?;
+        let (rows, columns) = (rows(&meta), columns(&meta));
+        let payload = dtype.block_bytes() - 4;
+        let groups = columns / payload;
+        // The scale of a group of a row.
+        let scale: Box<dyn Fn(usize, usize) -> f32> = match recipe {
+            Recipe::Nvfp4 { scale, whole } => {
+                let whole = self.scales(whole)?.first().copied().unwrap_or(1.0);
+                let scales = self.scales(scale)?;
+                Box::new(move |r, g| whole * scales.get(tile(r, g, groups)).copied().unwrap_or(f32::NAN))
+            }
+            Recipe::Scaled { scale, block: [down, across] } => {
+                let (down, per_group) = (*down, across / payload);
+                let (scales, per_row) = (self.scales(scale)?, columns.div_ceil(*across));
+                Box::new(move |r, g| scales.get(r / down * per_row + g / per_group).copied().unwrap_or(f32::NAN))
+            }
+            _ => return Err(Error::internal("only scaled elements are packed")),
+        };
+        let mut out = Vec::with_capacity(rows * groups * dtype.block_bytes());
+        for (r, row) in bytes.chunks_exact(columns.max(1)).enumerate() {
+            for (g, group) in row.chunks_exact(payload).enumerate() {
+                out.extend(scale(r, g).to_le_bytes());
+                out.extend(group);
+            }
+        }
+        Ok(out)
+    }
+
     fn scales(&self, name: &str) -> Result<Vec<f32>> {
         let meta = self.stored(name)?;
         let scales = to_f32(meta.dtype, &self.inner.bytes(name)?.read()?, meta.shape.elements())?;
@@ -193,7 +246,11 @@ impl WeightSource for ScaledSource {
     fn meta(&self, name: &str) -> Option<TensorMeta> {
         let mut meta = self.inner.meta(name).filter(|_| !self.hidden.contains(name))?;
         if let Some(recipe) = self.recipes.get(name) {
-            meta.dtype = self.dtype;
+            meta.dtype = match (self.blocks(&meta, recipe), self.form) {
+                (Some(blocks), _) => blocks,
+                (None, ScaledAs::Values(dtype)) => dtype,
+                (None, ScaledAs::Blocks) => VALUES,
+            };
             if matches!(recipe, Recipe::Nvfp4 { .. }) {
                 meta.shape = meta.shape.with_last(2 * columns(&meta)).ok()?;
             }
@@ -203,8 +260,12 @@ impl WeightSource for ScaledSource {
 
     fn bytes(&self, name: &str) -> Result<Bytes> {
         let Some(recipe) = self.recipes.get(name) else { return self.inner.bytes(name) };
+        if let Some(blocks) = self.blocks(&self.stored(name)?, recipe) {
+            return Ok(self.packed(name, recipe, blocks).map_err(|e| e.context(name))?.into());
+        }
         let values = self.values(name, recipe).map_err(|e| e.context(name))?;
-        Ok(from_f32(self.dtype, &values, values.len())?.into())
+        let dtype = if let ScaledAs::Values(dtype) = self.form { dtype } else { VALUES };
+        Ok(from_f32(dtype, &values, values.len())?.into())
     }
 
     fn origin(&self, name: &str) -> Origin {
@@ -375,15 +436,18 @@ fn scale_blocks(values: &mut [f32], columns: usize, scales: &[f32], [down, acros
     }
 }
 
-/// Multiplies a matrix by scales for `group` columns each, which lie as cuBLAS wants them: in tiles of 128 rows by 4
-/// scales, where rows 32 apart lie side by side.
+/// Where the scale of group `g` of row `r` lies, as cuBLAS wants it: in tiles of 128 rows by 4 scales, where rows 32 apart
+/// lie side by side.
+fn tile(r: usize, g: usize, groups: usize) -> usize {
+    (r / 128 * groups.div_ceil(4) + g / 4) * 512 + r % 32 * 16 + r % 128 / 32 * 4 + g % 4
+}
+
+/// Multiplies a matrix by scales for `group` columns each, at their places by [`tile`].
 fn scale_tiles(values: &mut [f32], columns: usize, scales: &[f32], group: usize) {
-    let tiles_across = (columns / group).div_ceil(4);
+    let groups = columns / group;
     for (r, row) in values.chunks_exact_mut(columns.max(1)).enumerate() {
         for (g, part) in row.chunks_exact_mut(group).enumerate() {
-            let tile = r / 128 * tiles_across + g / 4;
-            let at = tile * 512 + r % 32 * 16 + r % 128 / 32 * 4 + g % 4;
-            let scale = scales.get(at).copied().unwrap_or(f32::NAN);
+            let scale = scales.get(tile(r, g, groups)).copied().unwrap_or(f32::NAN);
             part.iter_mut().for_each(|v| *v *= scale);
         }
     }

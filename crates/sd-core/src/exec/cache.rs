@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{Dev, DevKind, types};
 use crate::graph::{Op, Program, Var};
-use crate::kernels::{CpuKernels, Isa};
+use crate::kernels::{CpuKernels, Isa, can_read};
 use crate::lower::{Host, Lowered, Narrow, Pretend, bytes, lower, lower_host, pretend};
 use crate::plan::{Crossing, Cuts, Segment, Sizes, Unit, segments};
 use crate::residency::{Store, WeightId};
@@ -136,10 +136,10 @@ impl Plan {
             let Op::Weight(w) = &program.node(v).op else {
                 return Err(Error::internal("only weights have memory types"));
             };
-            let t = how.options.types.memory_type(w);
+            let t = how.options.types.memory_type(w, kernels);
             // Devices round the other factor of an f16 matrix to f16; kernels do not.
             let t = if t == DType::F16 && wide.contains(&v) && !kernels { DType::F32 } else { t };
-            if w.role() == Role::Matrix && !types::multiplies(t) {
+            if w.role() == Role::Matrix && !types::multiplies(t) && !(kernels && can_read(t)) {
                 let o = w.origin();
                 return Err(Error::unsupported(format!(
                     "{} is {t} ({}), which ggml cannot multiply with",

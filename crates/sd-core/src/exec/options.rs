@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::kernels::can_read;
 use crate::plan::Cuts;
 use crate::residency::{Home, Manager};
 use crate::scope::{Role, Weight};
@@ -87,20 +88,22 @@ impl TypePolicy {
     ///
     /// Vectors are f32. Kernels are f32 or f16: a quantised choice leaves them f16, and bf16 becomes f32, which
     /// holds its range. Tables and matrices whose rows are not whole blocks of the chosen type keep 16 bits. Types
-    /// only files use become the nearest type ggml computes with: fp8 becomes f16, f64 becomes f32.
-    pub fn memory_type(&self, weight: &Weight) -> DType {
+    /// only files use become the nearest type ggml computes with: fp8 becomes f16, scaled fp8 and int8 become bf16, f64
+    /// becomes f32. The CPU's `kernels` read fp8 and int8 matrices and tables as they are.
+    pub fn memory_type(&self, weight: &Weight, kernels: bool) -> DType {
         // These hold activations. ggml cannot read them back, so that the conversion says what is wrong.
         if matches!(weight.dtype(), DType::Q8_1 | DType::Q8K) {
             return DType::F32;
         }
-        let stored = computable(weight.dtype());
+        let as_it_is = kernels && matches!(weight.role(), Role::Matrix | Role::Table) && can_read(weight.dtype());
+        let stored = if as_it_is { weight.dtype() } else { computable(weight.dtype()) };
         let want = match self {
             TypePolicy::Stored => stored,
             TypePolicy::Convert(t) if t.is_quantised() && weight.is_fine() => DType::F16,
             TypePolicy::Convert(t) => computable(*t),
         };
         let row = weight.shape().last();
-        let sixteen = if stored == DType::BF16 { DType::BF16 } else { DType::F16 };
+        let sixteen = if computable(weight.dtype()) == DType::BF16 { DType::BF16 } else { DType::F16 };
         match weight.role() {
             Role::Vector => DType::F32,
             Role::Kernel if matches!(want, DType::F32 | DType::BF16) => DType::F32,
@@ -115,6 +118,7 @@ impl TypePolicy {
 fn computable(stored: DType) -> DType {
     match stored {
         DType::F8E4M3 | DType::F8E5M2 => DType::F16,
+        DType::F8E4M3S | DType::F8E5M2S | DType::I8S | DType::F4S => DType::BF16,
         t if t.is_float() && t != DType::F64 => t,
         _ => DType::F32,
     }

@@ -70,7 +70,7 @@ pub(crate) fn dequantise(dtype: DType, bytes: &[u8], out: &mut [f32]) -> Result<
 
 /// Whether [`quantise`] can write `dtype`.
 pub(crate) fn can_quantise(dtype: DType) -> bool {
-    dtype.is_quantised() && !matches!(dtype, DType::Q8_1 | DType::Q8K)
+    dtype.is_weight_type() && dtype.is_quantised()
 }
 
 /// Whether so few bits are left that a quantisation makes no sense without knowing which columns matter.

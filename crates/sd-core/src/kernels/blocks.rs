@@ -20,10 +20,82 @@ pub(super) unsafe fn decode<V: Vector>(dtype: DType, from: *const u8, len: usize
             DType::Q4K => each(from, len, to, q4_k),
             DType::Q5K => each(from, len, to, q5_k),
             DType::Q6K => each(from, len, to, q6_k),
+            DType::F8E4M3 => bytes(from, len, to, f8_e4m3),
+            DType::F8E5M2 => bytes(from, len, to, f8_e5m2),
+            DType::F8E4M3S => each(from, len, to, |b, to| scaled(b, to, f8_e4m3)),
+            DType::F8E5M2S => each(from, len, to, |b, to| scaled(b, to, f8_e5m2)),
+            DType::I8S => each(from, len, to, |b, to| scaled(b, to, |b| f32::from(b as i8))),
+            DType::F4S => each(from, len, to, f4_scaled),
             _ => return false,
         }
     }
     true
+}
+
+/// The types that only [`decode`] reads.
+pub(super) fn is_own(dtype: DType) -> bool {
+    use DType::{F4S, F8E4M3, F8E4M3S, F8E5M2, F8E5M2S, I8S};
+    matches!(dtype, F8E4M3 | F8E5M2 | F8E4M3S | F8E5M2S | I8S | F4S)
+}
+
+/// # Safety
+/// As for [`decode`].
+#[inline(always)]
+unsafe fn bytes(from: *const u8, len: usize, to: *mut f32, element: impl Fn(u8) -> f32) {
+    // SAFETY: as the caller promises.
+    let (from, to) = unsafe { (std::slice::from_raw_parts(from, len), std::slice::from_raw_parts_mut(to, len)) };
+    for (to, b) in to.iter_mut().zip(from) {
+        *to = element(*b);
+    }
+}
+
+/// An f32 factor and 64 elements of a byte each.
+#[inline(always)]
+fn scaled(block: &[u8; 68], to: &mut [f32; 64], element: impl Fn(u8) -> f32) {
+    let factor = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    for (to, b) in to.iter_mut().zip(&block[4..]) {
+        *to = element(*b) * factor;
+    }
+}
+
+/// An f32 factor and 16 4-bit floats, of a byte the upper one first.
+#[inline(always)]
+fn f4_scaled(block: &[u8; 12], to: &mut [f32; 16]) {
+    let factor = f32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    for (to, b) in to.as_chunks_mut::<2>().0.iter_mut().zip(&block[4..]) {
+        *to = [e2m1(b >> 4) * factor, e2m1(b & 15) * factor];
+    }
+}
+
+/// Sign, two bits of exponent with bias 1, one of mantissa.
+#[inline(always)]
+fn e2m1(code: u8) -> f32 {
+    let code = u32::from(code);
+    let small = (code & 1) as f32 * 0.5;
+    let magnitude = if code & 6 == 0 { small } else { f32::from_bits(((code & 7) + (126 << 1)) << 22) };
+    f32::from_bits(magnitude.to_bits() | (code & 8) << 28)
+}
+
+/// As `convert.rs` reads it, without branches.
+#[inline(always)]
+fn f8_e4m3(b: u8) -> f32 {
+    let code = u32::from(b & 0x7f);
+    let small = code as f32 * (1.0 / 512.0);
+    let large = f32::from_bits((code + (120 << 3)) << 20);
+    let magnitude = if code < 8 { small } else { large };
+    let magnitude = if code == 0x7f { f32::NAN } else { magnitude };
+    f32::from_bits(magnitude.to_bits() | u32::from(b & 0x80) << 24)
+}
+
+/// Likewise.
+#[inline(always)]
+fn f8_e5m2(b: u8) -> f32 {
+    let code = u32::from(b & 0x7f);
+    let small = code as f32 * (1.0 / 65536.0);
+    let bias = if code < 0x7c { 112 << 2 } else { 224 << 2 };
+    let large = f32::from_bits((code + bias) << 21);
+    let magnitude = if code < 4 { small } else { large };
+    f32::from_bits(magnitude.to_bits() | u32::from(b & 0x80) << 24)
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::blocks::is_own;
 use super::{DEPTH, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::types::{self, Decoder};
@@ -18,7 +19,9 @@ static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
 
 /// Whether kernels can read a matrix stored as `dtype`.
 pub(crate) fn can_read(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) || (dtype.is_quantised() && decoder(dtype).is_some())
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+        || is_own(dtype)
+        || (dtype.is_quantised() && decoder(dtype).is_some())
 }
 
 fn decoder(dtype: DType) -> Option<Decoder> {

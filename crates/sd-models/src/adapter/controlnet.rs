@@ -20,7 +20,7 @@ use crate::diffusion::unet::{Cond, Heads, block, embed};
 use crate::diffusion::{Evaluation, Facts, conv};
 use crate::model::Model;
 use crate::names::{Spelling, controlnet};
-use crate::scaled;
+use crate::scaled::{self, ScaledAs};
 use crate::view::View;
 
 /// Names of what is no ControlNet of a UNet alone, with what it is.
@@ -234,7 +234,7 @@ fn read(file: &Arc<dyn WeightSource>) -> Result<Scope> {
     let names: Vec<&str> = names.into_iter().filter(|n| n.starts_with(prefix)).collect();
     let bare: Vec<&str> = names.iter().filter_map(|n| n.strip_prefix(prefix)).collect();
     let spelling = Spelling::new(prefix, controlnet::rows(&bare));
-    Ok(Scope::root(Arc::new(View::new(file.clone(), scaled::values(file), spelling, &names))))
+    Ok(Scope::root(Arc::new(View::new(file.clone(), scaled::read(file, ScaledAs::Blocks), spelling, &names))))
 }
 
 /// What a ControlNet reads.

@@ -17,7 +17,7 @@ fn f32s(source: &dyn WeightSource, name: &str) -> Vec<f32> {
 #[test]
 fn every_spelling_has_the_values_of_the_reference() {
     let file = fixture();
-    let source = ScaledSource::wrap(file.clone(), DType::F32).unwrap();
+    let source = ScaledSource::wrap(file.clone(), ScaledAs::Values(DType::F32)).unwrap();
     let names: Vec<String> = source.names().iter().map(|n| (*n).to_owned()).collect();
     let mut compared = 0;
     for output in names.iter().filter(|n| n.starts_with("output.")) {
@@ -31,7 +31,7 @@ fn every_spelling_has_the_values_of_the_reference() {
         assert!(worst <= within, "{case}: {worst}");
         compared += 1;
     }
-    assert_eq!(compared, 14);
+    assert_eq!(compared, 17);
     // What scales is not seen, and what does not is.
     assert!(names.contains(&"old.bias".to_owned()));
     let rest: Vec<&String> =
@@ -40,9 +40,35 @@ fn every_spelling_has_the_values_of_the_reference() {
 }
 
 #[test]
+fn blocks_have_the_values_of_the_reference() {
+    let file = fixture();
+    let source = ScaledSource::wrap(file.clone(), ScaledAs::Blocks).unwrap();
+    for (case, dtype) in [
+        ("long_rows", DType::F8E4M3S),
+        ("long_wide", DType::F8E5M2S),
+        ("long_blocks", DType::F8E4M3S),
+        ("int8", DType::I8S),
+        ("nvfp4", DType::F4S),
+    ] {
+        let weight = format!("{case}.weight");
+        let meta = source.meta(&weight).unwrap();
+        assert_eq!(
+            (meta.dtype, meta.shape),
+            (dtype, file.meta(&format!("output.{case}")).unwrap().shape),
+            "{case}"
+        );
+        assert_eq!(f32s(&*source, &weight), f32s(&*file, &format!("output.{case}")), "{case}");
+    }
+    // Rows of 32, of 140 by blocks, kernels, and what was rotated.
+    for case in ["rows", "edges", "conv", "turned", "mxfp8"] {
+        assert_eq!(source.meta(&format!("{case}.weight")).unwrap().dtype, DType::BF16, "{case}");
+    }
+}
+
+#[test]
 fn bf16_is_rounded_once() {
     let file = fixture();
-    let source = ScaledSource::wrap(file.clone(), DType::BF16).unwrap();
+    let source = ScaledSource::wrap(file.clone(), ScaledAs::Values(DType::BF16)).unwrap();
     let want = f32s(&*file, "output.rows");
     let want = from_f32(DType::BF16, &want, want.len()).unwrap();
     assert_eq!(source.meta("rows.weight").unwrap().dtype, DType::BF16);
@@ -86,7 +112,7 @@ fn refused(tensors: &[Row<'_>]) -> String {
         Ok(bytes)
     })
     .unwrap();
-    let opened = ScaledSource::wrap(Arc::new(Checkpoint::open(&path).unwrap()), DType::F32);
+    let opened = ScaledSource::wrap(Arc::new(Checkpoint::open(&path).unwrap()), ScaledAs::Values(DType::F32));
     std::fs::remove_dir_all(dir).unwrap();
     let message = opened.err().unwrap().to_string();
     assert!(message.contains("m.safetensors: tensor "), "{message}");
@@ -162,7 +188,7 @@ fn companions_that_are_not_understood_are_errors() {
 fn an_ordinary_checkpoint_is_returned_as_it_is() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../oracle/fixtures/clip_text.safetensors");
     let file: Arc<dyn WeightSource> = Arc::new(Checkpoint::open(path).unwrap());
-    assert!(Arc::ptr_eq(&ScaledSource::wrap(file.clone(), DType::F32).unwrap(), &file));
+    assert!(Arc::ptr_eq(&ScaledSource::wrap(file.clone(), ScaledAs::Values(DType::F32)).unwrap(), &file));
 }
 
 #[test]

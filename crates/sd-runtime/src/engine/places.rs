@@ -167,7 +167,8 @@ pub(super) fn size(part: &ModelPart, types: &TypePolicy) -> Result<(u64, u64)> {
             _ => Role::Kernel,
         };
         let weight = scope.weight(name, role)?;
-        let bytes = types.memory_type(&weight).bytes(meta.shape.elements(), meta.shape.last()).unwrap_or(0) as u64;
+        let bytes =
+            types.memory_type(&weight, false).bytes(meta.shape.elements(), meta.shape.last()).unwrap_or(0) as u64;
         sum += bytes + DESCRIPTION;
         largest = largest.max(bytes);
     }

@@ -27,7 +27,7 @@ pub(super) fn prepared(
     let mut out: BTreeMap<Part, Arc<dyn WeightSource>> = BTreeMap::new();
     for component in model.components().filter(|c| c.part() != Part::Autoencoder) {
         let weights = model.weights(component.part())?;
-        let converted = weights.iter().map(|w| (w, types.memory_type(w)));
+        let converted = weights.iter().map(|w| (w, types.memory_type(w, false)));
         let converted: Vec<(&Weight, DType)> =
             converted.filter(|(w, dtype)| dtype.is_quantised() && *dtype != w.dtype()).collect();
         let Some(path) = path(folder, component, &converted)? else { continue };

@@ -201,7 +201,7 @@ impl Adapted {
             _ if matches!(weight.role(), Role::Vector | Role::Table) => true,
             Mode::Immediately => true,
             Mode::AtRuntime => false,
-            Mode::Auto => !is_coarse(weight.dtype()) && !is_coarse(self.types.memory_type(weight)),
+            Mode::Auto => !is_coarse(weight.dtype()) && !is_coarse(self.types.memory_type(weight, false)),
         }
     }
 
@@ -336,6 +336,7 @@ fn merged_type(dtype: DType, types: TypePolicy) -> DType {
     match (types, dtype) {
         (TypePolicy::Convert(_), _) => DType::F32,
         (TypePolicy::Stored, DType::F32 | DType::F16 | DType::BF16) => dtype,
+        (TypePolicy::Stored, DType::F8E4M3S | DType::F8E5M2S | DType::I8S | DType::F4S) => DType::BF16,
         (TypePolicy::Stored, t) if is_coarse(t) => DType::F16,
         (TypePolicy::Stored, _) => DType::F32,
     }
