@@ -167,6 +167,16 @@ impl Context {
         self.adopt(raw)
     }
 
+    /// A tensor that holds stored elements for kernels to read: of types that ggml lacks, their bytes.
+    pub(crate) fn held(&mut self, dtype: DType, ne: [usize; 4]) -> Result<Id> {
+        if dtype.ggml_id().is_some() {
+            return self.leaf(dtype, ne);
+        }
+        let row = dtype.bytes(ne[0], ne[0]);
+        let row = row.ok_or_else(|| Error::internal(format!("no rows of {dtype} have {} elements", ne[0])))?;
+        self.leaf(DType::I8, [row, ne[1], ne[2], ne[3]])
+    }
+
     /// Sizes of the axes, innermost first.
     pub(crate) fn ne(&self, id: Id) -> Result<[usize; 4]> {
         Ok(self.get(id)?.ne.map(|d| d.max(0) as usize))

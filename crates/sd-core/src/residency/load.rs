@@ -147,7 +147,7 @@ impl Load {
         let mut buffers: Vec<Planned> = Vec::new();
         for &i in numbers {
             let Some(item) = self.items.get(i) else { continue };
-            let id = ctx.leaf(item.dtype, ne(&item.weight.shape()))?;
+            let id = ctx.held(item.dtype, ne(&item.weight.shape()))?;
             let size = ctx.alloc_size(id, dev)?.next_multiple_of(align);
             match buffers.last_mut().filter(|b| b.size + size <= limit) {
                 Some(b) => {

@@ -126,7 +126,7 @@ impl Store {
         }
         let Some(lane) = self.lanes.first() else { return Err(Error::internal("no device")) };
         let dev = lane.device.layout()?;
-        let leaf = self.ctx.leaf(dtype, ne(&weight.shape()))?;
+        let leaf = self.ctx.held(dtype, ne(&weight.shape()))?;
         let size = self.ctx.alloc_size(leaf, dev)?.next_multiple_of(dev.alignment());
         let id = WeightId(self.entries.len());
         let places = self.lanes.iter().map(|_| None).collect();
