@@ -305,6 +305,12 @@ pub trait WeightSource: Send + Sync {
     /// How a user knows the tensor: its name in the file and the file, for messages. For a tensor that does not
     /// exist, where it was looked for.
     fn origin(&self, name: &str) -> Origin;
+
+    /// Whether the bytes of a tensor are computed whenever they are asked for, so that they take memory of their own even
+    /// where files are used in place.
+    fn is_made(&self, _name: &str) -> bool {
+        false
+    }
 }
 
 /// Shape and stored type of a tensor in a file.

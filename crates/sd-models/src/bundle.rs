@@ -140,6 +140,10 @@ impl WeightSource for Bundle {
         e.source.bytes(&e.from)
     }
 
+    fn is_made(&self, name: &str) -> bool {
+        self.entry(name).is_some_and(|e| e.source.is_made(&e.from))
+    }
+
     fn origin(&self, name: &str) -> Origin {
         match self.entry(name) {
             Some(e) => e.source.origin(&e.from),

@@ -147,4 +147,8 @@ impl WeightSource for Prepared {
     fn origin(&self, name: &str) -> Origin {
         self.view.origin(name)
     }
+
+    fn is_made(&self, name: &str) -> bool {
+        self.first.meta(name).is_none() && self.view.is_made(name)
+    }
 }

@@ -271,6 +271,10 @@ impl WeightSource for ScaledSource {
     fn origin(&self, name: &str) -> Origin {
         self.inner.origin(name)
     }
+
+    fn is_made(&self, name: &str) -> bool {
+        self.recipes.contains_key(name) || self.inner.is_made(name)
+    }
 }
 
 /// What belongs to one weight.

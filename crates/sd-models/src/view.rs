@@ -27,6 +27,13 @@ struct Entry {
     meta: TensorMeta,
 }
 
+impl Entry {
+    /// Whether elements stand elsewhere than in the file.
+    fn moves(&self) -> bool {
+        !matches!(self.form, Form::Same | Form::Slice { .. })
+    }
+}
+
 impl View {
     /// The tensors `names` of `file`, which `values` reads.
     pub(crate) fn new(
@@ -123,13 +130,19 @@ impl WeightSource for View {
         for source in &entry.sources {
             let part = self.read(source, entry.meta.dtype)?;
             // What is only passed on stays where it is mapped.
-            let moves = !matches!(entry.form, Form::Same | Form::Slice { .. });
-            parts.push(if moves { part.read()? } else { part });
+            parts.push(if entry.moves() { part.read()? } else { part });
         }
         laid_out(entry.form, &entry.meta, &parts).ok_or_else(|| {
             let Origin { name, file } = self.origin(name);
             Error::bad_file(file, format!("{name} has {} bytes", parts.iter().map(|p| p.len()).sum::<usize>()))
         })
+    }
+
+    fn is_made(&self, name: &str) -> bool {
+        let converted =
+            |source: &String, e: &Entry| self.values.meta(source).is_none_or(|m| m.dtype != e.meta.dtype);
+        let made = |source: &String, e: &Entry| self.values.is_made(source) || converted(source, e);
+        self.entries.get(name).is_some_and(|e| e.moves() || e.sources.iter().any(|s| made(s, e)))
     }
 
     fn origin(&self, name: &str) -> Origin {

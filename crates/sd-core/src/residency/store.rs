@@ -139,7 +139,8 @@ impl Store {
     /// Bytes of device memory that a weight takes when it is loaded; none if it can be used in place.
     pub(crate) fn size(&self, id: WeightId, lane: usize) -> usize {
         let on_host = self.lanes.get(lane).is_some_and(|l| l.device.kind() == DeviceKind::Cpu);
-        self.entries.get(id.0).map_or(0, |e| if on_host && e.dtype == e.weight.dtype() { 0 } else { e.size })
+        let in_place = |e: &Entry| e.dtype == e.weight.dtype() && !self.source.is_made(e.weight.name());
+        self.entries.get(id.0).map_or(0, |e| if on_host && in_place(e) { 0 } else { e.size })
     }
 
     /// Bytes that a weight takes in its type in memory.

@@ -362,6 +362,11 @@ impl WeightSource for Adapted {
         made.map(Bytes::from).map_err(|e| e.context(self.origin(name).name))
     }
 
+    fn is_made(&self, name: &str) -> bool {
+        let own = self.entries.contains_key(name) || self.tables.values().any(|t| t.name == name);
+        own || self.base.is_made(name)
+    }
+
     fn origin(&self, name: &str) -> Origin {
         if let Some((table, _)) = self.tables.iter().find(|t| t.1.name == name) {
             return self.base.origin(table);
