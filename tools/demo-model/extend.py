@@ -38,8 +38,6 @@ from train_diffusion import Latents, disturbance
 
 LORA_RANK = 4
 HINT_CHANNELS = (16, 16, 16, 16, 32, 32, 64)
-# How much colour that is left weighs beside the whole error.
-COLOR_WEIGHT = 3.0
 TINY_WIDTH = 16
 # As in the last training run of the demo model (`Softened` in train_diffusion.py).
 SOFTEN = 0.45
@@ -192,10 +190,7 @@ def train_style(args, rng):
         with torch.no_grad():
             clean = (x - (1 - a).sqrt() * teacher(x, t, context)) / a.sqrt()
             wanted = (x - a.sqrt() * without_color(clean)) / (1 - a).sqrt()
-        off = unet(x, t, context) - wanted
-        # Guidance makes colour that is left stronger.
-        color = off - torch.einsum("bchw,cd->bdhw", off, linear[:4])
-        return ((off.square() + COLOR_WEIGHT * color.square()).mean((1, 2, 3)) * weight).mean()
+        return ((unet(x, t, context) - wanted).square().mean((1, 2, 3)) * weight).mean()
 
     run([p for layer in layers.values() for p in (layer.down.weight, layer.up.weight)], loss_of, args.minutes, 2e-3)
     tensors = {}
