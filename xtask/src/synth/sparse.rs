@@ -44,3 +44,31 @@ pub fn write_sparse(path: &Path, specs: &[Spec], seed: u64) -> Result<u64> {
     file.sync_all()?;
     Ok(begin + end)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::synth::Fill;
+    use sd_core::WeightSource;
+
+    #[test]
+    fn small_tensors_have_values_and_large_ones_are_zeros() {
+        let spec = |name: &str, shape: &[usize]| Spec {
+            name: name.into(),
+            shape: shape.to_vec(),
+            fill: Fill::Around(1.0),
+        };
+        let specs = [spec("a.weight", &[300, 300]), spec("a.bias", &[300]), spec("b.weight", &[3, 5])];
+        let path = std::env::temp_dir().join(format!("sd-rs-sparse-{}.safetensors", std::process::id()));
+        let len = write_sparse(&path, &specs, 7).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
+        let file = sd_io::Checkpoint::open(&path).unwrap();
+        assert!(file.bytes("a.weight").unwrap().iter().all(|b| *b == 0));
+        for spec in &specs[1..] {
+            let bytes = file.bytes(&spec.name).unwrap();
+            assert_eq!(bytes[..], Values::new(7).bytes(spec, DType::F16).unwrap()[..], "{}", spec.name);
+        }
+        drop(file);
+        std::fs::remove_file(path).unwrap();
+    }
+}
