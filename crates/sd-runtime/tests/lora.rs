@@ -89,6 +89,41 @@ fn every_spelling_of_one_lora_gives_the_same_picture() {
     }
 }
 
+#[test]
+fn a_folder_of_peft_is_read_with_its_configuration() {
+    let folder = folder("lora-peft");
+    let rows = &spellings()["PEFT with the adapter's name"];
+    write(&folder.join("plain.safetensors"), &lora("a", rows));
+    let inside = folder.join("styles/ink");
+    fs::create_dir_all(&inside).unwrap();
+    write(&inside.join("adapter_model.safetensors"), &lora("a", rows));
+    let rank = json("lora_names.json")["rank"].as_u64().unwrap();
+    let config = |extra: &str| {
+        let text = format!("{{\"peft_type\": \"LORA\", \"r\": {rank}, \"lora_alpha\": {}{extra}}}", 2 * rank);
+        fs::write(inside.join("adapter_config.json"), text).unwrap();
+        builder(&folder).build().unwrap()
+    };
+    // Alpha over rank is 2.
+    let mut engine = config("");
+    let plain = draw(&mut engine, &format!("{PROMPT}<lora:plain:1>"));
+    assert!(draw(&mut engine, &format!("{PROMPT}<lora:styles/ink:0.5>")) == plain);
+    assert!(draw(&mut engine, &format!("{PROMPT}<lora:styles/ink/adapter_model:0.5>")) == plain);
+    // A pattern counts for the layers that it names.
+    let patterns = ", \"alpha_pattern\": {\"nowhere\": 64}";
+    assert!(draw(&mut config(patterns), &format!("{PROMPT}<lora:styles/ink:0.5>")) == plain);
+    for (extra, want) in [
+        (", \"peft_type\": \"IA3\"", "the adapter is IA3, of PEFT's kinds only LORA is read"),
+        (", \"fan_in_fan_out\": true", "fan_in_fan_out"),
+        (",", "is not JSON"),
+    ] {
+        let e = fails(&mut config(extra), &format!("{PROMPT}<lora:styles/ink:1>"));
+        assert!(e.contains(want) && e.contains("adapter_config.json"), "{e}");
+    }
+    fs::remove_file(inside.join("adapter_model.safetensors")).unwrap();
+    let e = fails(&mut config(""), &format!("{PROMPT}<lora:styles/ink:1>"));
+    assert!(e.contains("LoRA styles/ink: not found"), "{e}");
+}
+
 /// The checkpoint with `strength` times the LoRA `seed` added to its weights.
 fn merged(name: &str, seed: &str, strength: f32) -> PathBuf {
     let names = json("sd1_names.json");

@@ -19,6 +19,7 @@ pub mod tags;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use sd_core::passes::adapters::{Adapted, Adapter, Change, Kind, Mode, Rows};
@@ -68,7 +69,7 @@ impl Lora {
     pub fn open(file: &Arc<Checkpoint>, model: &Model) -> Result<Lora> {
         let source: Arc<dyn WeightSource> = file.clone();
         let name = file.path().display().to_string();
-        read(&source, &name, &Alphas::read(file), &modules(model.components()))
+        read(&source, &name, &Alphas::read(file)?, &modules(model.components()))
     }
 
     /// The same for the tensors of an adapter and of a model's file, without metadata.
@@ -351,19 +352,53 @@ fn grouped(name: &str) -> String {
     out
 }
 
-/// Alphas in a file's metadata, as diffusers writes them (`lora_adapter_metadata`) and llama.cpp (`adapter.lora.alpha`).
+/// Alphas in a file's metadata, as diffusers writes them (`lora_adapter_metadata`) and llama.cpp (`adapter.lora.alpha`),
+/// or beside the file, where PEFT writes them.
 #[derive(Debug, Default)]
 struct Alphas {
     config: serde_json::Map<String, serde_json::Value>,
+    /// Whether `config` is that of the whole file, and not of parts by their names.
+    whole: bool,
     all: Option<f64>,
 }
 
+/// The longest configuration that is read.
+const MAX_CONFIG: u64 = 1 << 20;
+
 impl Alphas {
-    fn read(file: &Checkpoint) -> Alphas {
+    fn read(file: &Checkpoint) -> Result<Alphas> {
+        if let Some(alphas) = Alphas::beside(file.path())? {
+            return Ok(alphas);
+        }
         let text = file.metadata().str("lora_adapter_metadata");
         let config = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
         let all = file.metadata().get("adapter.lora.alpha").and_then(sd_io::Value::as_f64);
-        Alphas { config, all }
+        Ok(Alphas { config, whole: false, all })
+    }
+
+    /// What PEFT's configuration says, if there is one for this file.
+    fn beside(file: &Path) -> Result<Option<Alphas>> {
+        let config = file.with_file_name(tags::PEFT_CONFIG);
+        if file.file_stem().is_none_or(|stem| stem != "adapter_model") || !config.is_file() {
+            return Ok(None);
+        }
+        let io = |e| Error::io(&config, e);
+        let size = std::fs::metadata(&config).map_err(io)?.len();
+        if size > MAX_CONFIG {
+            return Err(Error::bad_file(&config, format!("has {size} bytes, which is no configuration")));
+        }
+        let text = std::fs::read_to_string(&config).map_err(io)?;
+        let json: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).map_err(|e| Error::bad_file(&config, format!("is not JSON: {e}")))?;
+        let kind = json.get("peft_type").and_then(serde_json::Value::as_str).unwrap_or("LORA");
+        if kind != "LORA" {
+            let what = format!("the adapter is {kind}, of PEFT's kinds only LORA is read");
+            return Err(Error::bad_file(&config, what).hint("merge it into the model with PEFT, or get a LoRA"));
+        }
+        if json.get("fan_in_fan_out").and_then(serde_json::Value::as_bool) == Some(true) {
+            return Err(Error::bad_file(&config, "its matrices have their axes exchanged (fan_in_fan_out)"));
+        }
+        Ok(Some(Alphas { config: json, whole: true, all: None }))
     }
 
     /// The alpha of a module: that of its pattern, else that of its part.
@@ -372,7 +407,10 @@ impl Alphas {
             return Some(Alpha { alpha, root: false });
         }
         let (part, path) = module.split_once('.').unwrap_or(("", module));
-        let key = |name: &str| self.config.get(&format!("{part}.{name}"));
+        let key = |name: &str| match self.whole {
+            true => self.config.get(name),
+            false => self.config.get(&format!("{part}.{name}")),
+        };
         let root = key("use_rslora").and_then(serde_json::Value::as_bool).unwrap_or(false);
         let pattern = key("alpha_pattern").and_then(serde_json::Value::as_object).and_then(|patterns| {
             let ends =

@@ -63,7 +63,14 @@ pub fn extract(prompt: &str) -> Tagged {
     out
 }
 
-/// The file that `name` means: as it stands or with an extension, below `folder`. Absolute names and those that lead out
+/// What PEFT notes about the tensors beside it.
+pub(super) const PEFT_CONFIG: &str = "adapter_config.json";
+
+/// What PEFT calls the file with the tensors.
+const PEFT_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+
+/// The file that `name` means: as it stands or with an extension, below `folder`; of a folder that PEFT wrote, the one
+/// with its tensors. Absolute names and those that lead out
 /// of the folder, by `..` or by a link, are only followed when `anywhere` is set.
 ///
 /// # Errors
@@ -76,8 +83,9 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
     if !anywhere && (name.contains('\0') || name.contains('\\') || !Path::new(name).components().all(plain)) {
         return Err(outside());
     }
-    for extension in EXTENSIONS {
-        let file = if extension.is_empty() { name.to_owned() } else { format!("{name}.{extension}") };
+    let plain = EXTENSIONS.iter().map(|e| if e.is_empty() { name.to_owned() } else { format!("{name}.{e}") });
+    let of_peft = PEFT_FILES.iter().map(|file| format!("{name}/{file}"));
+    for file in plain.chain(of_peft.filter(|_| folder.join(name).join(PEFT_CONFIG).is_file())) {
         let path = folder.join(file);
         if !path.is_file() {
             continue;
