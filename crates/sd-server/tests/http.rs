@@ -192,6 +192,8 @@ fn loras() {
     let without = draw("a circle", json!(null));
     let with = draw("a circle", json!([{"path": "styles/pale.safetensors", "multiplier": 0.5}]));
     assert!(with == draw("a circle<lora:styles/pale:0.5>", json!([])) && with != without);
+    assert!(with == draw("<lora:styles/pale.safetensors:0.25>a circle<lora:styles/pale:0.25>", json!([])));
+    assert!(without == draw("a circle<lora:styles/pale:0.5><lora:styles/pale:-0.5>", json!([])));
     assert!(without == draw("a circle", json!([])), "something stayed");
     let outside = json!([{"path": "../server-loras/styles/pale.safetensors"}]);
     for path in ["/sdapi/v1/txt2img", "/sdcpp/v1/img_gen"] {
@@ -199,6 +201,13 @@ fn loras() {
         assert_eq!(status, 400, "{answer}");
         assert!(answer["error"].as_str().unwrap().contains("is outside of"), "{answer}");
     }
+    // The prompt of a job is read when its turn comes.
+    let tag = json!({"prompt": "a<lora:../server-loras/styles/pale:1>"});
+    let at = server.post("/sdcpp/v1/img_gen", &tag).1["poll_url"].as_str().unwrap().to_owned();
+    let mut told = server.post("/sdapi/v1/txt2img", &tag);
+    assert!(told.0 == 400 && told.1["error"].as_str().unwrap().contains("is outside of"), "{}", told.1);
+    told.1 = server.get(&at);
+    assert!(told.1["status"] == "failed" && told.1.to_string().contains("is outside of"), "{}", told.1);
     let ask = json!({"prompt": "a<lora:heron:1>", "size": "64x64", "steps": 1});
     let (status, answer) = server.post("/v1/images/generations", &ask);
     assert_eq!(status, 400, "{answer}");

@@ -94,8 +94,27 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.iter().map(|v| v.to_bits()).eq(b.iter().map(|v| v.to_bits()))
 }
 
+/// Of blocks of codes of grids, the byte with the sign and the exponent of their f16 scale (ggml-common.h).
+fn scale_byte(dtype: DType) -> Option<usize> {
+    match dtype {
+        // The scale's upper nibble ends the last of four numbers.
+        DType::IQ1_M => Some(dtype.block_bytes() - 1),
+        DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ3_XXS | DType::IQ3_S => Some(1),
+        _ => None,
+    }
+}
+
 /// A random matrix. Types that are not written are blocks of random codes after a factor.
 fn stored(dtype: DType, r: &mut Random, [n, k]: [usize; 2]) -> Vec<u8> {
+    if let Some(at) = scale_byte(dtype) {
+        // Every code means something, and looking for the best ones takes long. The scale is between 2⁻⁷ and 2⁻³.
+        let block = |_| {
+            let mut block: Vec<u8> = (0..dtype.block_bytes()).map(|_| r.pick(0, 255) as u8).collect();
+            block[at] = block[at] & 0x0f | 0x20;
+            block
+        };
+        return (0..n * k / dtype.block()).flat_map(block).collect();
+    }
     if dtype.block() == 1 || dtype.is_weight_type() {
         return from_f32(dtype, &r.values(n * k), k).unwrap();
     }
@@ -108,15 +127,40 @@ fn stored(dtype: DType, r: &mut Random, [n, k]: [usize; 2]) -> Vec<u8> {
     (0..n * k / dtype.block()).flat_map(block).collect()
 }
 
+/// A matrix `[n, k]` as it is stored.
+struct Matrix {
+    dtype: DType,
+    n: usize,
+    k: usize,
+    bytes: Vec<u8>,
+}
+
+impl Matrix {
+    fn random(r: &mut Random, dtype: DType, [n, k]: [usize; 2]) -> Matrix {
+        Matrix { dtype, n, k, bytes: stored(dtype, r, [n, k]) }
+    }
+
+    /// Its first `n` rows.
+    fn rows(&self, n: usize) -> Matrix {
+        Matrix { n, bytes: self.bytes[..self.bytes.len() / self.n * n].to_vec(), ..*self }
+    }
+}
+
 fn check_linear(isa: &'static Isa, r: &mut Random, [m, n, k]: [usize; 3], dtype: DType, bias: bool) {
+    let w = Matrix::random(r, dtype, [n, k]);
+    check_product(isa, r, m, &w, bias);
+}
+
+/// `m` random rows times a matrix.
+fn check_product(isa: &'static Isa, r: &mut Random, m: usize, w: &Matrix, bias: bool) {
+    let Matrix { dtype, n, k, bytes: ref stored } = *w;
     let what = format!("{isa:?} {dtype} [{m}, {k}] [{n}, {k}]");
     let x = r.values(m * k);
     let b = r.values(n);
-    let stored = stored(dtype, r, [n, k]);
-    let (fx, fw) = (factors(isa, &x), factors(isa, &to_f32(dtype, &stored, n * k).unwrap()));
+    let (fx, fw) = (factors(isa, &x), factors(isa, &to_f32(dtype, stored, n * k).unwrap()));
     let op = Linear { isa, m, n, k, dtype, bias };
     let (xs, bs) = (bytes(&x), bytes(&b));
-    let operands = if bias { vec![&xs[..], &stored, &bs] } else { vec![&xs[..], &stored] };
+    let operands = if bias { vec![&xs[..], stored, &bs] } else { vec![&xs[..], stored] };
     let got = run(&op, &operands, 1);
     check(&what, &got, |i| {
         let (row, column) = (i / n, i % n);
@@ -163,11 +207,12 @@ fn products_with_every_stored_type() {
             continue;
         }
         read += 1;
+        // Quantising takes long: once for all, few rows, of more than one block of terms.
+        let k = if dtype.block() == 1 { r.pick(257, 600) } else { (300 / dtype.block() + 1) * dtype.block() };
+        let w = Matrix::random(&mut r, dtype, [12, k]);
         for isa in every_isa() {
-            // Quantising takes long: few rows, of more than one block of terms.
-            let k = if dtype.block() == 1 { r.pick(257, 600) } else { (300 / dtype.block() + 1) * dtype.block() };
-            let sizes = [r.pick(1, 20), r.pick(1, 12), k];
-            check_linear(isa, &mut r, sizes, dtype, true);
+            let (rows, columns) = (r.pick(1, 20), r.pick(1, 12));
+            check_product(isa, &mut r, rows, &w.rows(columns), true);
         }
     }
     assert!(read >= 28, "{read} types");
