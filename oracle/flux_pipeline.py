@@ -1,8 +1,8 @@
-"""A whole tiny Flux.1: CLIP-L, T5, transformer, autoencoder; dev, schnell, Kontext and Fill runs.
+"""A whole tiny Flux.1: CLIP-L, T5, transformer, autoencoder; dev, schnell, Kontext, Fill and Control (Depth, Canny) runs.
 
 References: transformers' CLIPTokenizer, CLIPTextModel and T5EncoderModel, Hugging Face `tokenizers` with T5's tokenizer.json, diffusers'
-FluxTransformer2DModel, AutoencoderKL and FlowMatchEulerDiscreteScheduler, in f64; packing, ids and masks as in FluxPipeline, FluxKontextPipeline and
-FluxFillPipeline. Encoded pictures are the mean of the autoencoder's distribution, as Kontext's pipeline takes it; `fill_sampled` draws from it, as
+FluxTransformer2DModel, AutoencoderKL and FlowMatchEulerDiscreteScheduler, in f64; packing, ids and masks as in FluxPipeline, FluxKontextPipeline,
+FluxFillPipeline and FluxControlPipeline. Encoded pictures are the mean of the autoencoder's distribution, as Kontext's pipeline takes it; `fill_sampled` draws from it, as
 Fill's pipeline does.
 """
 
@@ -19,18 +19,20 @@ import vocab
 
 WIDTH, HEIGHT, STEPS = 64, 96, 6
 # `max_sequence_length` of the pipelines, and 256 as schnell's model card has it.
-TOKENS = {"dev": 512, "schnell": 256, "fill": 512}
+TOKENS = {"dev": 512, "schnell": 256, "fill": 512, "control": 512}
 SCALE, SHIFT = 0.3611, 0.1159
 GUIDANCE = 3.5
-TRANSFORMERS = {"dev": {}, "schnell": {"guidance": False}, "fill": {"in_channels": 384}}
+TRANSFORMERS = {"dev": {}, "schnell": {"guidance": False}, "fill": {"in_channels": 384}, "control": {"in_channels": 128}}
 RUNS = {
     "dev": {"dev": {"steps": STEPS, "guidance": GUIDANCE}, "kontext": {"steps": STEPS, "guidance": 2.5}},
     "schnell": {"schnell": {"steps": 4}},
     "fill": {"fill": {"steps": STEPS, "guidance": 30.0}},
+    "control": {"control": {"steps": STEPS, "guidance": 10.0}},
 }
 NOTES = {
     "dev": "; kontext.reference is the mean of the encoding of input.kontext.picture, (mean - 0.1159) * 0.3611; its tokens follow the picture's with index 1",
     "fill": "; mask 1 is repainted; the picture is (pixels / 127.5 - 1) * (1 - mask) before it is encoded; masked_latent is the mean, (mean - 0.1159) * 0.3611; fill_sampled adds std * noise, the same first draw of the seed as input.noise; latents are not pasted over",
+    "control": "; control.encoded is the mean of the encoding of input.control.picture, (mean - 0.1159) * 0.3611, whose tokens are joined to the latent's",
 }
 
 
@@ -113,6 +115,11 @@ def main():
                 reference = encode(to_model(pixels))
                 inputs["kontext.picture"], outputs["kontext.reference"] = pixels, reference
                 run("kontext", dev_sigmas, 2.5, reference=(flux.pack(reference), flux.image_ids(h, w, 1)))
+            elif name == "control":
+                pixels = picture(3)
+                control = encode(to_model(pixels))
+                inputs["control.picture"], outputs["control.encoded"] = pixels, control
+                run("control", dev_sigmas, 10.0, extra=flux.pack(control))
             else:
                 pixels = picture(2)
                 mask = torch.zeros(1, 1, HEIGHT, WIDTH, dtype=torch.float64)

@@ -12,6 +12,7 @@ use support::{Fixture, Log, agrees, generate};
 const DEV: &str = "flux_dev_pipeline";
 const SCHNELL: &str = "flux_schnell_pipeline";
 const FILL: &str = "flux_fill_pipeline";
+const CONTROL: &str = "flux_control_pipeline";
 
 fn builder() -> EngineBuilder {
     Engine::builder().device("cpu").threads(1).weight_type(DType::F32)
@@ -97,4 +98,15 @@ fn fill_paints_what_the_mask_says() {
     let want = fixture.u8s("output.fill.image_u8").chunks(3).zip(original.rgb.chunks(3)).zip(&mask);
     let want: Vec<u8> = want.flat_map(|((new, old), m)| if *m > 0 { new } else { old }).copied().collect();
     support::agrees_with(&mut engine, FILL, "fill", &request, &want);
+}
+
+#[test]
+fn control_follows_its_picture() {
+    let path = single_file(CONTROL, "flux-control", &[]);
+    let mut engine = builder().model(&path).build().unwrap();
+    let control_image = Some(picture(CONTROL, "control"));
+    agrees(&mut engine, CONTROL, "control", &ImageRequest { control_image, ..request(CONTROL, "control") });
+    assert_eq!(engine.info().family, "FLUX.1 Depth/Canny");
+    let e = generate(&mut engine, &request(CONTROL, "control"), &mut Log::default()).unwrap_err().to_string();
+    assert!(e.starts_with("control_image: "), "{e}");
 }
