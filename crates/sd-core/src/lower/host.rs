@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::view::{Root, View};
-use super::workspace::Free;
+use super::workspace::{Life, arrange};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ffi::{self, HostOp};
@@ -430,7 +430,8 @@ impl Lowering<'_> {
         }
         let vars: Vec<Var> = segment.leaves.iter().chain(&segment.reads).chain(&segment.writes).copied().collect();
         let memory_of: HashMap<Var, usize> = vars.iter().enumerate().map(|(i, &v)| (v, i + 1)).collect();
-        let calls: Vec<Call> = self.calls.drain(..).flatten().collect();
+        let mut calls: Vec<Call> = self.calls.drain(..).flatten().collect();
+        self.read_before_norms(&mut calls, &bound);
         let mut last: HashMap<usize, usize> = HashMap::new();
         for (i, call) in calls.iter().enumerate() {
             for root in call.operands.iter().map(|v| v.root).chain([Root::Temp(call.out)]) {
@@ -439,41 +440,49 @@ impl Lowering<'_> {
                 }
             }
         }
-        let mut free = Free::default();
-        let mut places: HashMap<usize, (usize, usize)> = HashMap::new();
+        let mut lives: Vec<Life> = Vec::new();
+        // Which life each temporary of the workspace is part of.
+        let mut life_of: HashMap<usize, usize> = HashMap::new();
+        for (i, call) in calls.iter().enumerate().filter(|(_, c)| !bound.contains_key(&c.out)) {
+            let temps = || call.operands.iter().filter_map(|v| temp(v.root));
+            // In the place of an operand that is read element by element for the last time.
+            let over = match (&call.kernel, call.operands.first()) {
+                (Kernel::Chain { .. } | Kernel::Norm(_), Some(x)) => temp(x.root).filter(|t| {
+                    let dies = last.get(t) == Some(&i) && !bound.contains_key(t);
+                    let alone = temps().filter(|u| u == t).count() == 1;
+                    let same = x.offset == 0 && x.is_dense() && x.elements() == self.temps[*t];
+                    dies && alone && same && self.temps[*t] == self.temps[call.out]
+                }),
+                _ => None,
+            };
+            let until = last.get(&call.out).copied().unwrap_or(i);
+            let life = match over.and_then(|t| life_of.get(&t)).copied() {
+                Some(life) => {
+                    lives[life].until = until;
+                    life
+                }
+                None => {
+                    let size = self.temps[call.out].saturating_mul(4).next_multiple_of(ALIGNMENT);
+                    lives.push(Life { size, from: i, until });
+                    lives.len() - 1
+                }
+            };
+            life_of.insert(call.out, life);
+        }
+        let (offsets, workspace) = arrange(&lives);
         let mut steps = Vec::with_capacity(calls.len());
-        for (i, call) in calls.into_iter().enumerate() {
+        for call in calls {
             // Offsets count elements of four bytes.
             if call.operands.iter().any(|v| v.offset > 0 && !matches!(v.dtype, DType::F32 | DType::I32)) {
                 return Ok(None);
             }
-            let temps: Vec<usize> = call.operands.iter().filter_map(|v| temp(v.root)).collect();
-            let size = |t: usize| self.temps[t].saturating_mul(4).next_multiple_of(ALIGNMENT);
-            if !bound.contains_key(&call.out) {
-                // In the place of an operand that is read element by element for the last time.
-                let over = match (&call.kernel, call.operands.first()) {
-                    (Kernel::Chain { .. } | Kernel::Norm(_), Some(x)) => temp(x.root).filter(|t| {
-                        let dies = last.get(t) == Some(&i) && !bound.contains_key(t);
-                        let alone = temps.iter().filter(|u| *u == t).count() == 1;
-                        let same = x.offset == 0 && x.is_dense() && x.elements() == self.temps[*t];
-                        dies && alone && same && self.temps[*t] == self.temps[call.out]
-                    }),
-                    _ => None,
-                };
-                let taken = over.and_then(|t| places.get_mut(&t)).map(|p| (p.0, std::mem::take(&mut p.1)));
-                let place = taken.unwrap_or_else(|| (free.take(size(call.out)), size(call.out)));
-                places.insert(call.out, place);
-            }
-            let mut used: Vec<usize> = temps.iter().copied().chain([call.out]).collect();
-            used.sort_unstable();
-            used.dedup();
             let place = |root: Root, offset: usize, bytes: usize| -> Result<Place> {
                 let outside = |v: &Var| memory_of.get(v).copied();
                 let found = match root {
                     Root::Outside(v) => outside(&v).map(|memory| (memory, 0)),
                     Root::Temp(t) => match bound.get(&t) {
                         Some(v) => outside(v).map(|memory| (memory, 0)),
-                        None => places.get(&t).map(|p| (0, p.0)),
+                        None => life_of.get(&t).map(|&life| (0, offsets[life])),
                     },
                 };
                 let (memory, start) = found.ok_or_else(|| Error::internal("a value has no place"))?;
@@ -489,16 +498,38 @@ impl Lowering<'_> {
             let operands = operands.collect::<Result<Vec<_>>>()?;
             let out = place(Root::Temp(call.out), 0, op.elements().saturating_mul(4))?;
             steps.push(Step { op, out, operands });
-            for t in used {
-                if last.get(&t) == Some(&i)
-                    && let Some(&(offset, size)) = places.get(&t)
-                    && size > 0
-                {
-                    free.give(offset, size);
+        }
+        Ok(Some(Host { steps, vars, workspace }))
+    }
+
+    /// Moves what else reads the operand of a norm before the norm where it can be and its results are no larger than the
+    /// operand, so that the norm may take the operand's place.
+    fn read_before_norms(&self, calls: &mut [Call], bound: &HashMap<usize, Var>) {
+        let mut made: HashSet<usize> = HashSet::new();
+        let mut i = 0;
+        while let Some(call) = calls.get(i) {
+            let x = match (&call.kernel, call.operands.first()) {
+                (Kernel::Norm(_), Some(x)) => temp(x.root).filter(|t| !bound.contains_key(t)),
+                _ => None,
+            };
+            if let Some(x) = x {
+                let (region, later) = (call.region, calls.iter().enumerate().skip(i + 1));
+                let reads = |c: &Call| c.operands.iter().any(|v| v.root == Root::Temp(x));
+                let readers: Vec<usize> = later.filter(|(_, c)| reads(c)).map(|(j, _)| j).collect();
+                let ready = |c: &Call| c.operands.iter().filter_map(|v| temp(v.root)).all(|t| made.contains(&t));
+                let can = readers.iter().all(|&j| calls[j].region == region && ready(&calls[j]));
+                let results: usize = readers.iter().map(|&j| self.temps[calls[j].out]).sum();
+                if can && results <= self.temps[x] {
+                    for j in readers {
+                        made.insert(calls[j].out);
+                        calls[i..=j].rotate_right(1);
+                        i += 1;
+                    }
                 }
             }
+            made.insert(calls[i].out);
+            i += 1;
         }
-        Ok(Some(Host { steps, vars, workspace: free.end }))
     }
 
     /// The operation of a call. A chain walks through all operands, with as many axes as it has.

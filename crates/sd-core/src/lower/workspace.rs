@@ -14,6 +14,38 @@ pub(crate) struct Layout {
     pub(crate) places: Vec<(Id, usize)>,
 }
 
+/// Bytes that are used from one call to another, both included.
+pub(super) struct Life {
+    pub(super) size: usize,
+    pub(super) from: usize,
+    pub(super) until: usize,
+}
+
+/// An offset for each of `lives`, and the end of all. The largest come first, each as low as those allow that live at
+/// the same time.
+pub(super) fn arrange(lives: &[Life]) -> (Vec<usize>, usize) {
+    let mut order: Vec<usize> = (0..lives.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(lives[i].size));
+    let mut offsets = vec![0; lives.len()];
+    // Those that have a place, by offset.
+    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+    let mut end = 0;
+    for i in order {
+        let life = &lives[i];
+        let mut at = 0;
+        for &j in placed.iter().filter(|&&j| lives[j].from <= life.until && life.from <= lives[j].until) {
+            if offsets[j] >= at + life.size {
+                break;
+            }
+            at = at.max(offsets[j] + lives[j].size);
+        }
+        offsets[i] = at;
+        end = end.max(at + life.size);
+        placed.insert(placed.partition_point(|&j| offsets[j] <= at), i);
+    }
+    (offsets, end)
+}
+
 /// Free ranges, in order, and the end of what was ever used.
 #[derive(Default)]
 pub(super) struct Free {
@@ -130,6 +162,23 @@ mod tests {
     use super::*;
     use crate::dtype::DType;
     use crate::ffi::Unary;
+
+    #[test]
+    fn lives_at_the_same_time_lie_apart_and_large_ones_leave_no_gaps() {
+        // A small value before a large one, which outlives it, and another large one that follows.
+        let lives = [(64, 0, 1), (256, 1, 3), (64, 3, 5), (256, 4, 6), (128, 2, 6)];
+        let lives = lives.map(|(size, from, until)| Life { size, from, until });
+        let (offsets, end) = arrange(&lives);
+        // 256 and 128 and 64 are there at once.
+        assert_eq!(end, 448);
+        for (i, a) in lives.iter().enumerate() {
+            for (j, b) in lives.iter().enumerate().skip(i + 1) {
+                let together = a.from <= b.until && b.from <= a.until;
+                let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
+                assert!(apart || !together, "{i} and {j}: {offsets:?}");
+            }
+        }
+    }
 
     #[test]
     fn gaps_are_reused_and_merged() {
