@@ -16,6 +16,21 @@ use sd_core::{
 
 const KERNELS: [CpuKernels; 5] =
     [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512, CpuKernels::Avx512Bf16];
+/// Types of weights that few rows are multiplied by.
+const STORED: [DType; 12] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q5_1,
+    DType::Q2K,
+    DType::Q3K,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+    DType::IQ4_NL,
+];
 const RUNS: usize = 3;
 
 #[derive(Default)]
@@ -102,7 +117,7 @@ fn print(line: &str) -> Result<()> {
 fn linear(m: usize, n: usize, k: usize, dtype: DType) -> Result<()> {
     let flop = 2.0 * m as f64 * n as f64 * k as f64;
     let weights = Weights::one(&[n, k], dtype)?;
-    measure(&format!("linear {m} x {k} by {n}, {dtype}"), flop, &[m, k], weights, |g, w, x| {
+    measure(&format!("linear {m} x {k} by {n}, {dtype}"), flop, &[1, m, k], weights, |g, w, x| {
         g.linear(&w.linear_no_bias("a")?, x)
     })
 }
@@ -139,11 +154,10 @@ fn main() -> Result<()> {
         linear(4096, 320, 320, dtype)?;
         linear(77, 768, 768, dtype)?;
     }
-    for dtype in [DType::F32, DType::F16, DType::Q8_0, DType::Q4K] {
-        linear(1, 4096, 4096, dtype)?;
-        linear(2, 4096, 4096, dtype)?;
-        linear(4, 4096, 4096, dtype)?;
-        linear(8, 4096, 4096, dtype)?;
+    for dtype in STORED {
+        for rows in [1, 4, 16, 77] {
+            linear(rows, 4096, 4096, dtype)?;
+        }
     }
     for dtype in [DType::F32, DType::F16] {
         conv(320, 320, 64, 3, 1, dtype)?;

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::vector::{Vector, Words};
-use super::{FEW, Isa, Narrow, attention, avx512, inner, winograd};
+use super::{Isa, Narrow, attention, avx512, inner, winograd};
 
 pub(super) static ISA: Isa = Isa {
     narrow: Some(Narrow { wide: &avx512::ISA, row, halves, pair }),
@@ -22,18 +22,6 @@ pub(super) static ISA: Isa = Isa {
             };
         }
         tiles!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    },
-    rows_by: |rows, t| {
-        // SAFETY: as above.
-        unsafe {
-            match rows {
-                1 => rows_by::<1>(t),
-                2 => rows_by::<2>(t),
-                3 => rows_by::<3>(t),
-                FEW => rows_by::<FEW>(t),
-                _ => {}
-            }
-        }
     },
     soften,
     strips,
@@ -103,12 +91,6 @@ fn narrowed(first: __m512, second: __m512) -> __m512i {
 unsafe fn tile<const R: usize>(t: &super::Tile) {
     // SAFETY: as the caller promises.
     unsafe { inner::tile::<Pairs, R>(t) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows_by<const R: usize>(t: &super::Rows) {
-    // SAFETY: as the caller promises.
-    unsafe { inner::rows_by::<Pairs, R>(t) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]

@@ -1,7 +1,7 @@
 //! The inner loops of products, the same for every instruction set.
 
 use super::vector::{MAX_LANES, Vector, Words};
-use super::{Base, Rows, Tile};
+use super::{Base, Dots, GROUP, Tile};
 
 /// Registers of a tile's row.
 pub(super) const WIDE: usize = 2;
@@ -30,53 +30,70 @@ pub(super) unsafe fn tile<W: Words, const R: usize>(t: &Tile) {
 }
 
 /// # Safety
-/// The machine has the instruction set of `W`; `t` describes valid memory and has `R` rows.
+/// The machine has the instruction set of `V`; `t` describes valid memory.
 #[inline(always)]
-pub(super) unsafe fn rows_by<W: Words, const R: usize>(t: &Rows) {
-    // SAFETY: as the caller promises.
+pub(super) unsafe fn dots<V: Vector>(t: &Dots) {
+    let mut row = 0;
+    // As many rows at a time as registers hold sums of; each sum is the same whatever is beside it.
+    // SAFETY: as the caller promises; the rows exist.
     unsafe {
-        let mut sums = [[W::V::splat(0.0); WIDE]; R];
-        for v in 0..WIDE {
-            let mut b = [t.b[0]; MAX_LANES];
-            b[..W::V::LANES].copy_from_slice(&t.b[v * W::V::LANES..(v + 1) * W::V::LANES]);
-            let part = register_by::<W, R>(t, b);
-            for (sums, part) in sums.iter_mut().zip(part) {
-                sums[v] = part;
-            }
+        while V::LANES == MAX_LANES && row + 4 <= t.rows {
+            dots_of::<V, 4>(t, row);
+            row += 4;
         }
-        finish(t.c, t.stride, t.columns, t.base, &sums);
+        while row + 2 <= t.rows {
+            dots_of::<V, 2>(t, row);
+            row += 2;
+        }
+        if row < t.rows {
+            dots_of::<V, 1>(t, row);
+        }
     }
 }
 
-/// The sums of as many columns as a register has lanes.
+/// [`dots`] of `R` rows from `row` on.
 ///
 /// # Safety
-/// As for [`rows_by`].
+/// As for [`dots`].
 #[inline(always)]
-unsafe fn register_by<W: Words, const R: usize>(t: &Rows, mut b: [*const f32; MAX_LANES]) -> [W::V; R] {
-    // SAFETY: as the caller promises; masked lanes are below `depth`.
+unsafe fn dots_of<V: Vector, const R: usize>(t: &Dots, row: usize) {
+    let at = t.sums.wrapping_add(row * GROUP * V::LANES);
+    let x = t.x.wrapping_add(row * t.step);
+    let whole = t.len - t.len % V::LANES;
+    // SAFETY: as the caller promises; masked lanes are below `len`.
     unsafe {
-        let mut sums = [W::V::splat(0.0); R];
-        let mut a = t.a;
-        let whole = t.depth - t.depth % W::V::LANES;
-        for _ in (0..whole).step_by(W::V::LANES) {
-            for (j, &y) in W::V::load_turned(&b).as_ref().iter().enumerate() {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = W::dot(W::V::splat(*a.wrapping_add(r * t.step + j)), y, *sum);
-                }
+        let mut sums = [[V::splat(0.0); GROUP]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            for (j, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(at.wrapping_add((r * GROUP + j) * V::LANES));
             }
-            b = b.map(|p| p.wrapping_add(W::V::LANES));
-            a = a.wrapping_add(W::V::LANES);
         }
-        let rest = t.depth - whole;
-        if rest > 0 {
-            for (j, &y) in W::V::load_turned_some(&b, W::V::first(rest)).as_ref().iter().enumerate().take(rest) {
-                for (r, sum) in sums.iter_mut().enumerate() {
-                    *sum = W::dot(W::V::splat(*a.wrapping_add(r * t.step + j)), y, *sum);
+        for i in (0..whole).step_by(V::LANES) {
+            let mut w = [V::splat(0.0); GROUP];
+            for (w, from) in w.iter_mut().zip(t.w) {
+                *w = V::load(from.wrapping_add(i));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = V::load(x.wrapping_add(r * t.step + i));
+                for (sum, w) in sums.iter_mut().zip(w) {
+                    *sum = x.mul_add(w, *sum);
                 }
             }
         }
-        sums
+        if whole < t.len {
+            let rest = V::first(t.len - whole);
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = V::load_some(x.wrapping_add(r * t.step + whole), rest);
+                for (sum, from) in sums.iter_mut().zip(t.w) {
+                    *sum = x.mul_add(V::load_some(from.wrapping_add(whole), rest), *sum);
+                }
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            for (j, sum) in sums.iter().enumerate() {
+                sum.store(at.wrapping_add((r * GROUP + j) * V::LANES));
+            }
+        }
     }
 }
 
@@ -270,18 +287,7 @@ macro_rules! isa {
                     }
                 }
             },
-            rows_by: |rows, t| {
-                // SAFETY: as above.
-                unsafe {
-                    match rows {
-                        1 => rows_by::<1>(t),
-                        2 => rows_by::<2>(t),
-                        3 => rows_by::<3>(t),
-                        $crate::kernels::FEW => rows_by::<{ $crate::kernels::FEW }>(t),
-                        _ => {}
-                    }
-                }
-            },
+            dots,
             transpose,
             gather,
             halves,
@@ -304,9 +310,9 @@ macro_rules! isa {
         }
 
         $(#[target_feature(enable = $feature)])?
-        unsafe fn rows_by<const R: usize>(t: &$crate::kernels::Rows) {
+        unsafe fn dots(t: &$crate::kernels::Dots) {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::inner::rows_by::<$crate::kernels::vector::Single<$vector>, R>(t) }
+            unsafe { $crate::kernels::inner::dots::<$vector>(t) }
         }
 
         $(#[target_feature(enable = $feature)])?

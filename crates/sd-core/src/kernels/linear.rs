@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
+use super::inner::WIDE;
 use super::pack::{self, Matrix, ROOM};
 use super::scratch::{share, with};
-use super::{Base, DEPTH, FEW, Isa, MAX_COLUMNS, Rows};
+use super::{DEPTH, Dots, GROUP, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
 
@@ -22,7 +23,24 @@ pub(crate) struct Linear {
     pub(crate) dtype: DType,
     /// Whether there is a bias, `[n]` f32.
     pub(crate) bias: bool,
+    /// Whether each sum is of one row's neighbours in a register, as [`few`] says, and not in the order of tiles.
+    pub(crate) few: bool,
 }
+
+/// Whether `x [image, .., k]` has so few rows for each image that a product with a matrix waits for the matrix. What
+/// else is computed with an image does not matter, so that it cannot change a result.
+pub(crate) fn few(x: &[usize]) -> bool {
+    match x {
+        [_, rows @ .., _] => rows.iter().product::<usize>() <= FEW,
+        _ => true,
+    }
+}
+
+/// The most rows of an image for which a matrix is used as it is stored.
+const FEW: usize = 16;
+
+/// Rows that use what was converted of a matrix.
+const SOME: usize = 32;
 
 impl HostOp for Linear {
     fn operands(&self) -> Vec<Operand> {
@@ -51,8 +69,8 @@ impl HostOp for Linear {
         let p = Factors { sizes: self, x: x.cast(), weight, bias: bias.first().map(|b| b.cast()), out };
         // SAFETY: the operands are as long as `operands` says and the result as `elements`.
         unsafe {
-            if self.m <= FEW {
-                p.few_rows(self.isa, part, parts);
+            if self.few {
+                p.few_rows(self.isa.wide(), part, parts);
             } else {
                 gemm::compute(self.isa, &p, part, parts);
             }
@@ -109,45 +127,53 @@ struct Factors<'a> {
 }
 
 impl Factors<'_> {
-    /// The product for at most [`FEW`] rows, in the order of sums that tiles have.
+    /// The product with each row of `w` read once for [`SOME`] rows of `x`, in f32. Lanes of a register are sums of their
+    /// own.
     ///
     /// # Safety
     /// As for [`gemm::compute`].
     unsafe fn few_rows(&self, isa: &Isa, part: usize, parts: usize) {
-        let &Linear { m, k, .. } = self.sizes;
-        let step = isa.words(k);
-        let narrowed = if isa.narrow.is_some() { m * step } else { 0 };
-        with([ROOM, narrowed], |[room, narrowed]| {
-            let x = match &isa.narrow {
-                Some(narrow) => {
-                    for row in 0..m {
-                        // SAFETY: the row exists, and there is room for its words.
-                        unsafe { (narrow.row)(self.x.wrapping_add(row * k), k, narrowed.wrapping_add(row * step)) };
-                    }
-                    narrowed.cast_const()
-                }
-                None => self.x,
-            };
-            for panel in share(self.panels(isa), part, parts) {
-                let Panel { c, stride, columns, bias } = self.panel(isa, panel);
-                let first = panel * isa.columns;
-                for from in (0..k).step_by(DEPTH) {
-                    let terms = from..(from + DEPTH).min(k);
-                    let base = match (from, bias) {
-                        (0, Some(bias)) => Base::Columns(bias),
-                        (0, None) => Base::Zero,
-                        _ => Base::Sum,
-                    };
-                    let (a, depth) = (x.wrapping_add(isa.words(from)), isa.words(terms.len()));
-                    // SAFETY: the rows of both factors exist, and the part of the result is this thread's.
+        let &Linear { m, n, k, .. } = self.sizes;
+        let lanes = isa.columns / WIDE;
+        with([ROOM, SOME.min(m) * GROUP * lanes], |[room, sums]| {
+            for first_row in (0..m).step_by(SOME) {
+                let rows = SOME.min(m - first_row);
+                for group in share(n.div_ceil(GROUP), part, parts) {
+                    let first = group * GROUP;
+                    let columns = first..(first + GROUP).min(n);
+                    // SAFETY: the rows of both factors exist, and the columns of the result are this thread's.
                     unsafe {
-                        let b = self.weight.rows(isa, first..first + columns, terms, room);
-                        (isa.rows_by)(m, &Rows { depth, a, step, b, c, stride, columns, base });
+                        let all = std::slice::from_raw_parts_mut(sums, rows * GROUP * lanes);
+                        all.fill(0.0);
+                        for from in (0..k).step_by(DEPTH) {
+                            let terms = from..(from + DEPTH).min(k);
+                            let (x, len) = (self.x.wrapping_add(first_row * k + from), terms.len());
+                            let w = self.weight.group(isa, columns.clone(), terms, room);
+                            (isa.dots)(&Dots { len, rows, x, step: k, w, sums });
+                        }
+                        for (i, sums) in all.chunks_exact_mut(lanes).enumerate() {
+                            let (row, column) = (first_row + i / GROUP, first + i % GROUP);
+                            if column < n {
+                                let bias = self.bias.map_or(0.0, |b| *b.wrapping_add(column));
+                                *self.out.wrapping_add(row * n + column) = bias + total(sums);
+                            }
+                        }
                     }
                 }
             }
         });
     }
+}
+
+/// The sum of a power of two of lanes, of one half and the other again and again; they are overwritten.
+fn total(lanes: &mut [f32]) -> f32 {
+    let mut half = lanes.len() / 2;
+    while half > 0 {
+        let (low, high) = lanes.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(a, b)| *a += *b);
+        half /= 2;
+    }
+    lanes.first().copied().unwrap_or(0.0)
 }
 
 impl Product for Factors<'_> {

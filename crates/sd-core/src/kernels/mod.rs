@@ -2,8 +2,9 @@
 //!
 //! Weights of any stored type are converted to f32 tile by tile while they are packed; products and sums are f32. Work
 //! is divided by output elements only, and each element is summed over `k` in one order: blocks of [`DEPTH`] one after
-//! another, each from its first term to its last. So a result depends neither on the number of threads nor on what else
-//! is computed with it, but it does depend on the instruction set.
+//! another, each from its first term to its last; or, where every image has [`few`] rows, lane by lane of a register. So a
+//! result depends neither on the number of threads nor on what else is computed with it, but it does depend on the
+//! instruction set.
 
 mod attention;
 #[cfg(target_arch = "x86_64")]
@@ -39,7 +40,7 @@ pub(crate) use attention::Attention;
 pub use ceiling::{Factors, multiply_add};
 pub(crate) use chain::{Chain, Code, OPERANDS};
 pub(crate) use conv2d::{Conv2d, Geometry};
-pub(crate) use linear::{Linear, Products};
+pub(crate) use linear::{Linear, Products, few};
 pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, Upsample};
 pub(crate) use norm::{Norm, Softmax};
 pub use observe::{Computed, observe, processor_seconds};
@@ -157,8 +158,8 @@ pub(crate) struct Isa {
     block: usize,
     /// Computes a tile of at most `rows` rows.
     tile: unsafe fn(rows: usize, tile: &Tile),
-    /// Computes at most [`FEW`] rows with a factor that is not packed.
-    rows_by: unsafe fn(rows: usize, t: &Rows),
+    /// Adds products of a few rows to their sums.
+    dots: unsafe fn(t: &Dots),
     /// `to[i * step + r] = from[r][i]` for `i < len`.
     transpose: unsafe fn(from: &[*const f32], len: usize, to: *mut f32, step: usize),
     /// `to[i * step + lane] = from[i * plane + index[lane]]` for `i < count`; 0 where the index is negative. There
@@ -243,25 +244,22 @@ struct Tile {
     base: Base,
 }
 
-/// A few rows of a result as wide as a tile: `c[r][j] = base[r][j] + Σ_i a[r][i] b[j][i]`, of words as in [`Tile`].
-struct Rows {
-    /// Words of terms, at most [`DEPTH`].
-    depth: usize,
-    /// The first row.
-    a: *const f32,
-    /// Elements from one row to the next.
+/// Rows of `x` times [`GROUP`] rows of `w`, both f32: `sums[r][j][i % lanes] += x[r][i] w[j][i]`, where lanes are those
+/// of a register.
+struct Dots {
+    /// Terms, at most [`DEPTH`].
+    len: usize,
+    rows: usize,
+    x: *const f32,
+    /// Elements from one row of `x` to the next.
     step: usize,
-    /// As many as a tile has columns.
-    b: [*const f32; MAX_COLUMNS],
-    /// As for [`Tile`].
-    c: *mut f32,
-    stride: usize,
-    columns: usize,
-    base: Base,
+    w: [*const f32; GROUP],
+    /// `[rows][GROUP][lanes]`.
+    sums: *mut f32,
 }
 
-/// The most rows for which a right factor is used as it is stored: it is read only once.
-const FEW: usize = 4;
+/// Rows of a matrix that are multiplied side by side with few rows.
+const GROUP: usize = 4;
 
 /// What the terms of a tile are added to.
 #[derive(Clone, Copy)]

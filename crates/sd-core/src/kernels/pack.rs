@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::blocks::is_own;
-use super::{DEPTH, Isa, MAX_COLUMNS};
+use super::{DEPTH, GROUP, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::types::{self, Decoder};
 
@@ -13,6 +13,9 @@ const ROW: usize = DEPTH + 16;
 
 /// Elements that conversion needs room for.
 pub(super) const ROOM: usize = MAX_COLUMNS * ROW;
+
+/// Bytes from what is read to what is asked for, where every byte is read once.
+const AHEAD: usize = 1536;
 
 /// What stands for rows that a panel has room for and the matrix lacks.
 static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
@@ -137,6 +140,37 @@ impl Matrix {
         from
     }
 
+    /// Where `terms` of each of `rows` are as f32, converted into `room` unless they are stored so; then zeros. Callers
+    /// go through each row from first to last, then through the next [`GROUP`] rows.
+    ///
+    /// # Safety
+    /// As for [`Matrix::rows`], of at most [`GROUP`] rows, with an `isa` whose factors are f32.
+    pub(super) unsafe fn group(
+        &self,
+        isa: &Isa,
+        rows: Range<usize>,
+        terms: Range<usize>,
+        room: *mut f32,
+    ) -> [*const f32; GROUP] {
+        let (start, bytes) = (self.row_bytes(terms.start), self.row_bytes(terms.len()));
+        let mut from = [ZEROS.as_ptr(); GROUP];
+        for (i, (p, row)) in from.iter_mut().zip(rows).enumerate() {
+            let stored = self.data.wrapping_add(row * self.row + start);
+            // What follows the end of this row in its place is a row of the next group.
+            let skip = if start + AHEAD < self.row { 0 } else { (GROUP - 1) * self.row };
+            ahead(stored.wrapping_add(AHEAD + skip), bytes);
+            *p = if self.dtype == DType::F32 {
+                stored.cast()
+            } else {
+                let values = room.wrapping_add(i * ROW);
+                // SAFETY: the row has the terms, in whole blocks; `values` has room for `DEPTH`.
+                unsafe { self.read(isa, stored, terms.len(), values) };
+                values
+            };
+        }
+        from
+    }
+
     /// `terms` of `row` as f32.
     ///
     /// # Safety
@@ -187,12 +221,6 @@ impl Matrix {
         unsafe {
             match (self.dtype, self.decode) {
                 (DType::F16, _) => (isa.halves)(from, len, to),
-                (DType::BF16, _) => {
-                    for i in 0..len {
-                        let bits = u16::from_ne_bytes(from.wrapping_add(2 * i).cast::<[u8; 2]>().read());
-                        *to.wrapping_add(i) = f32::from_bits(u32::from(bits) << 16);
-                    }
-                }
                 _ if (isa.decode)(self.dtype, from, len, to) => {}
                 (_, Some(decode)) => decode(from.cast(), to, len as i64),
                 // `can_read` was asked before.

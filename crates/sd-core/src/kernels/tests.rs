@@ -151,17 +151,24 @@ fn check_linear(isa: &'static Isa, r: &mut Random, [m, n, k]: [usize; 3], dtype:
     check_product(isa, r, m, &w, bias);
 }
 
-/// `m` random rows times a matrix.
+/// `m` random rows times a matrix, in both orders of sums.
 fn check_product(isa: &'static Isa, r: &mut Random, m: usize, w: &Matrix, bias: bool) {
-    let Matrix { dtype, n, k, bytes: ref stored } = *w;
-    let what = format!("{isa:?} {dtype} [{m}, {k}] [{n}, {k}]");
+    let &Matrix { dtype, n, k, .. } = w;
+    for few in [false, true] {
+        check_sums(r, &Linear { isa, m, n, k, dtype, bias, few }, &w.bytes);
+    }
+}
+
+fn check_sums(r: &mut Random, op: &Linear, stored: &[u8]) {
+    let &Linear { isa, m, n, k, dtype, bias, few } = op;
+    let what = format!("{op:?}");
     let x = r.values(m * k);
     let b = r.values(n);
-    let (fx, fw) = (factors(isa, &x), factors(isa, &to_f32(dtype, stored, n * k).unwrap()));
-    let op = Linear { isa, m, n, k, dtype, bias };
+    let of = if few { isa.wide() } else { isa };
+    let (fx, fw) = (factors(of, &x), factors(of, &to_f32(dtype, stored, n * k).unwrap()));
     let (xs, bs) = (bytes(&x), bytes(&b));
     let operands = if bias { vec![&xs[..], stored, &bs] } else { vec![&xs[..], stored] };
-    let got = run(&op, &operands, 1);
+    let got = run(op, &operands, 1);
     check(&what, &got, |i| {
         let (row, column) = (i / n, i % n);
         let products = fx[row * k..][..k].iter().zip(&fw[column * k..][..k]);
@@ -169,11 +176,11 @@ fn check_product(isa: &'static Isa, r: &mut Random, m: usize, w: &Matrix, bias: 
         (if bias { f64::from(b[column]) } else { 0.0 }, terms)
     });
     for parts in 2..=4 {
-        assert!(same_bits(&got, &run(&op, &operands, parts)), "{what} by {parts} threads");
+        assert!(same_bits(&got, &run(op, &operands, parts)), "{what} by {parts} threads");
     }
     // A row alone is the same as among others.
     let row = r.pick(0, m - 1);
-    let one = Linear { isa, m: 1, n, k, dtype, bias };
+    let one = Linear { m: 1, ..*op };
     let mut alone = operands.clone();
     alone[0] = &xs[row * k * 4..][..k * 4];
     assert!(same_bits(&got[row * n..][..n], &run(&one, &alone, 1)), "{what}: row {row} alone");
@@ -458,7 +465,7 @@ fn parts_do_not_change_a_bit_of_the_rest() {
             let (then, eps) = (then.clone(), 1e-5);
             Norm { isa, rows, channels, positions, all_channels, centred, eps, vectors: 2, then }
         };
-        let each = Linear { isa, m: 9, n: 5, k: 21, dtype: DType::F32, bias: false };
+        let each = Linear { isa, m: 9, n: 5, k: 21, dtype: DType::F32, bias: false, few: false };
         let around = [[2, 1], [0, 3]];
         let all: Vec<Box<dyn HostOp>> = vec![
             Box::new(Chain::new(isa, &[rows, wide], &code, &strides).unwrap()),
@@ -571,12 +578,14 @@ fn convolutions_by_way_of_tiles() {
 #[test]
 fn what_is_not_finite_stays() {
     for isa in every_isa() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for (bad, few) in
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|bad| [false, true].map(|f| (bad, f))).concat()
+        {
             let (m, n, k) = (9, 40, 300);
             let mut x = vec![0.5f32; m * k];
             x[4 * k + 299] = bad;
             let w = bytes(&vec![1.0f32; n * k]);
-            let got = run(&Linear { isa, m, n, k, dtype: DType::F32, bias: false }, &[&bytes(&x), &w], 2);
+            let got = run(&Linear { isa, m, n, k, dtype: DType::F32, bias: false, few }, &[&bytes(&x), &w], 2);
             for (i, v) in got.iter().enumerate() {
                 assert_eq!(v.is_finite(), i / n != 4, "{isa:?} {bad} {i}");
                 assert!(i / n != 4 || v.is_nan() == bad.is_nan());

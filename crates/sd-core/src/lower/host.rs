@@ -12,7 +12,7 @@ use crate::ffi::{self, HostOp};
 use crate::graph::{self, Node, Op, Program, Var};
 use crate::kernels::{
     Attention, Chain, Code, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place, Products,
-    Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read,
+    Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read, few,
 };
 use crate::plan::Segment;
 
@@ -239,7 +239,8 @@ impl Lowering<'_> {
                     return Ok(None);
                 }
                 let m = all[0].elements() / k;
-                self.other(Linear { isa, m, n, k, dtype, bias: all.len() > 2 }, all, dims)
+                let (bias, few) = (all.len() > 2, few(&all[0].dims));
+                self.other(Linear { isa, m, n, k, dtype, bias, few }, all, dims)
             }
             Op::MatMulT => {
                 let all = self.operands(node)?;
@@ -261,10 +262,10 @@ impl Lowering<'_> {
                     at
                 };
                 let op = if factors.elements() == 1 {
-                    let each = Linear { isa, m: many * m, n, k, dtype, bias: false };
+                    let each = Linear { isa, m: many * m, n, k, dtype, bias: false, few: false };
                     Products { each, which: vec![0], factors: 1 }
                 } else {
-                    let each = Linear { isa, m, n, k, dtype, bias: false };
+                    let each = Linear { isa, m, n, k, dtype, bias: false, few: false };
                     Products { each, which: (0..many).map(which).collect(), factors: factors.elements() }
                 };
                 self.other(op, all, dims)

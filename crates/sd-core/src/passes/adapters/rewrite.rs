@@ -195,12 +195,13 @@ impl Rewrite<'_> {
     fn kronecker(&self, node: &Node, x: Var, path: &Path<'_>, factor: f32) -> Result<Var> {
         let g = &self.g;
         let [[a, b], [c, d]] = path.factors;
-        let rows = g.shape(x).elements() / (b * d).max(1);
-        let h = g.reshape(x, &[rows, b, d])?;
-        let h = self.product(h, self.piece(path, "right", &[c, d])?, c)?; // [rows, b, c]
-        let h = g.permute(h, &[0, 2, 1])?;
-        let h = self.product(h, self.piece(path, "left", &[a, b])?, a)?; // [rows, c, a]
-        let h = g.scale(g.permute(h, &[0, 2, 1])?, factor)?;
+        let images = if g.shape(x).dims().len() > 1 { g.shape(x).dim(0) } else { 1 };
+        let rows = g.shape(x).elements() / (images * b * d).max(1);
+        let h = g.reshape(x, &[images, rows, b, d])?;
+        let h = self.product(h, self.piece(path, "right", &[c, d])?, c)?; // [images, rows, b, c]
+        let h = g.permute(h, &[0, 1, 3, 2])?;
+        let h = self.product(h, self.piece(path, "left", &[a, b])?, a)?; // [images, rows, c, a]
+        let h = g.scale(g.permute(h, &[0, 1, 3, 2])?, factor)?;
         g.reshape(h, node.shape.dims())
     }
 }
