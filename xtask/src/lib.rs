@@ -3,6 +3,7 @@
 
 pub mod accept;
 pub mod bench;
+pub mod dist;
 pub mod larger;
 mod lora;
 pub mod memory;

@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, bench, larger, memory, networks, oracle, plot, repo_root, synth, tidy};
+use xtask::{accept, bench, dist, larger, memory, networks, oracle, plot, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -67,6 +67,12 @@ enum Task {
     Serve {
         /// Where to listen.
         endpoint: String,
+    },
+    /// Build an archive of the programs that runs on any machine of this architecture, below target/dist.
+    Dist {
+        /// Draw with each of its libraries that this machine runs, and at each level of the kernels.
+        #[arg(long)]
+        check: bool,
     },
     /// Time the networks of a checkpoint; build with --release for numbers that mean something.
     Bench {
@@ -146,6 +152,11 @@ fn main() -> Result<()> {
             let text = std::fs::read_to_string(&trace).with_context(|| format!("read {}", trace.display()))?;
             let svg = plot::svg(&text).with_context(|| trace.display().to_string())?;
             std::fs::write(&output, svg).with_context(|| format!("write {}", output.display()))
+        }
+        Task::Dist { check } => {
+            let (folder, archive) = dist::make(&repo_root())?;
+            println!("{}", archive.display());
+            if check { print_lines(&dist::check(&folder)?) } else { Ok(()) }
         }
         Task::Serve { endpoint } => memory::serve(&endpoint),
         Task::Bench { model, size, runs, peers, python, output, setup } => {

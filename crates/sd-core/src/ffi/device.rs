@@ -43,10 +43,9 @@ impl Dev {
 
     /// The CPU.
     pub(crate) fn cpu() -> Result<Dev> {
-        Dev::all()
-            .into_iter()
-            .find(|d| d.kind() == DevKind::Cpu)
-            .ok_or_else(|| Error::device("ggml was built without its CPU device"))
+        Dev::all().into_iter().find(|d| d.kind() == DevKind::Cpu).ok_or_else(|| {
+            Error::device("no CPU device: no library of ggml beside the program is for this machine")
+        })
     }
 
     /// Such as `CPU`, `CUDA0`, `RPC0`.

@@ -36,7 +36,24 @@ pub(crate) fn init() {
             sys::ggml_log_set(Some(log), std::ptr::null_mut());
             sys::ggml_set_abort_callback(Some(aborting));
         }
+        #[cfg(feature = "dynamic-backends")]
+        load_drivers();
     });
+}
+
+/// Loads what of ggml's drivers lies beside the program: for the processor the best that it can run.
+#[cfg(feature = "dynamic-backends")]
+fn load_drivers() {
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(e) => return tracing::error!("ggml's drivers are beside the program, and that cannot be found: {e}"),
+    };
+    let folder = program.parent().unwrap_or(&program).to_string_lossy().into_owned();
+    match std::ffi::CString::new(folder) {
+        // SAFETY: the path is NUL-terminated.
+        Ok(folder) => unsafe { sys::ggml_backend_load_all_from_path(folder.as_ptr()) },
+        Err(e) => tracing::error!("the program's folder: {e}"),
+    }
 }
 
 /// The last text of each level that had no line end yet: ggml prints lines in pieces.

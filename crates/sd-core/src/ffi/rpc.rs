@@ -1,7 +1,7 @@
 //! ggml's remote devices, reached through a [`Relay`] each. The bindings lack these functions, so they are declared
-//! here as in `ggml-rpc.h`.
+//! here as in `ggml-rpc.h`, and found by name, as the driver may be a library of its own.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::io::{Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::ptr::NonNull;
@@ -13,16 +13,14 @@ use super::device::Dev;
 use super::relay::{CAPABILITIES, PATIENCE, PROTOCOL, Relay, command::HELLO};
 use crate::error::{Error, Result};
 
-unsafe extern "C" {
-    fn ggml_backend_rpc_add_server(endpoint: *const c_char) -> sys::ggml_backend_reg_t;
-    fn ggml_backend_rpc_start_server(
-        endpoint: *const c_char,
-        cache_dir: *const c_char,
-        n_threads: usize,
-        n_devices: usize,
-        devices: *mut sys::ggml_backend_dev_t,
-    );
-}
+type AddServer = unsafe extern "C" fn(endpoint: *const c_char) -> sys::ggml_backend_reg_t;
+type StartServer = unsafe extern "C" fn(
+    endpoint: *const c_char,
+    cache_dir: *const c_char,
+    n_threads: usize,
+    n_devices: usize,
+    devices: *mut sys::ggml_backend_dev_t,
+);
 
 /// The workers of this process, with their devices.
 static WORKERS: RwLock<Vec<(Relay, Vec<Dev>)>> = RwLock::new(Vec::new());
@@ -59,9 +57,13 @@ pub(crate) fn add_server(endpoint: &str) -> Result<Vec<Dev>> {
 /// Registers the devices behind a relay; none if its worker offers none.
 fn register(address: &str) -> Result<Vec<Dev>> {
     let name = CString::new(address).map_err(|_| Error::internal("a relay's address"))?;
+    // SAFETY: the driver's function of this name has this type.
+    let add = unsafe {
+        std::mem::transmute::<*mut c_void, AddServer>(function(c"ggml_backend_rpc_add_server")?.as_ptr())
+    };
     // SAFETY: the name is NUL-terminated. ggml ends the process when it cannot connect or greet; a relay accepts and
     // greets whatever its worker does.
-    let reg = unsafe { ggml_backend_rpc_add_server(name.as_ptr()) };
+    let reg = unsafe { add(name.as_ptr()) };
     let Some(reg) = NonNull::new(reg) else { return Ok(Vec::new()) };
     // SAFETY: registries live as long as the process; this one is new, as every relay has an address of its own.
     unsafe {
@@ -71,6 +73,18 @@ fn register(address: &str) -> Result<Vec<Dev>> {
             .collect();
         Ok(Dev::all().into_iter().filter(|d| devices.contains(&d.raw())).collect())
     }
+}
+
+/// A function of ggml's driver for remote devices.
+fn function(name: &CStr) -> Result<NonNull<c_void>> {
+    super::init();
+    // SAFETY: both names are NUL-terminated; a registry lives as long as the process.
+    let found = unsafe {
+        let reg = sys::ggml_backend_reg_by_name(c"RPC".as_ptr());
+        NonNull::new(reg)
+            .and_then(|reg| NonNull::new(sys::ggml_backend_reg_get_proc_address(reg.as_ptr(), name.as_ptr())))
+    };
+    found.ok_or_else(|| Error::device("ggml's driver for remote devices is not there"))
 }
 
 /// An error if `dev` belongs to a worker that is lost: what was read from it since is not what it computed.
@@ -143,15 +157,12 @@ pub(crate) fn serve(endpoint: &str, threads: usize, devices: &[Dev]) -> Result<(
         return Err(Error::request("there is no device to serve"));
     }
     let mut devices: Vec<_> = devices.iter().map(|d| d.raw()).collect();
+    let start = function(c"ggml_backend_rpc_start_server")?;
+    // SAFETY: the driver's function of this name has this type.
+    let start = unsafe { std::mem::transmute::<*mut c_void, StartServer>(start.as_ptr()) };
     // SAFETY: the name is NUL-terminated, the device array has the given length and outlives the call.
     unsafe {
-        ggml_backend_rpc_start_server(
-            name.as_ptr(),
-            std::ptr::null(),
-            threads.max(1),
-            devices.len(),
-            devices.as_mut_ptr(),
-        );
+        start(name.as_ptr(), std::ptr::null(), threads.max(1), devices.len(), devices.as_mut_ptr());
     }
     Err(Error::device(format!("cannot serve at {endpoint}: is the port taken?")))
 }
