@@ -57,7 +57,7 @@ pub fn make(root: &Path) -> Result<(PathBuf, PathBuf)> {
 /// # Errors
 /// A program fails other than by refusing this machine, pictures differ, or there is no library that this machine runs.
 pub fn check(folder: &Path) -> Result<Vec<String>> {
-    let lone = folder.with_extension("lone");
+    let lone = PathBuf::from(format!("{}-lone", folder.display()));
     let mut lines = Vec::new();
     let mut pictures: Vec<(String, Image)> = Vec::new();
     let mut refused = BTreeSet::new();
@@ -135,7 +135,7 @@ fn libraries(build: &Path, to: &Path) -> Result<()> {
 
 /// The picture that the program in `folder` draws with kernels `level`; none if its libraries refuse this machine.
 fn draw(folder: &Path, level: &str) -> Result<Option<Image>> {
-    let out = folder.with_extension("png");
+    let out = PathBuf::from(format!("{}.png", folder.display()));
     let mut command = Command::new(folder.join(PROGRAMS[0]));
     let command = command.args(PROMPT).arg("-o").arg(&out).env("SD_CPU", level).env_remove("LD_LIBRARY_PATH");
     let result = command.output().with_context(|| format!("run {}", folder.display()))?;
@@ -150,7 +150,7 @@ fn draw(folder: &Path, level: &str) -> Result<Option<Image>> {
 }
 
 /// What the programs say if no library runs here.
-const NO_PROCESSOR: &str = "no CPU device";
+const NO_PROCESSOR: &str = "no library of ggml beside the program is for this machine";
 
 fn apart(a: &Image, b: &Image) -> Result<f64> {
     ensure!(a.rgb().len() == b.rgb().len(), "the sizes differ");

@@ -120,6 +120,9 @@ impl Device {
     /// # Errors
     /// None of them has this name; the message lists them.
     pub fn find_in(all: &[Arc<Device>], name: &str) -> Result<Arc<Device>> {
+        if all.is_empty() {
+            return Err(Error::device("no device: no library of ggml beside the program is for this machine"));
+        }
         pick(all, name).cloned().ok_or_else(|| {
             let names: Vec<&str> = all.iter().map(|d| d.name()).collect();
             Error::request(format!("there is no device {name:?}")).hint(format!("devices: {}", names.join(", ")))
