@@ -4,6 +4,7 @@
 pub mod accept;
 pub mod bench;
 pub mod dist;
+pub mod files;
 pub mod larger;
 mod lora;
 pub mod memory;

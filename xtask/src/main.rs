@@ -9,7 +9,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use xtask::{accept, bench, dist, larger, memory, networks, oracle, plot, repo_root, synth, tidy};
+use xtask::{accept, bench, dist, files, larger, memory, networks, oracle, plot, repo_root, synth, tidy};
 
 /// Developer commands of sd-rs.
 #[derive(Parser)]
@@ -46,7 +46,8 @@ enum Task {
         /// Scripts of oracle/ to run instead of all.
         scripts: Vec<String>,
     },
-    /// Check real files that lie beside the repository, where they do, and what `memory` does.
+    /// Check real files that lie beside the repository, where they do, what opening and converting a checkpoint of real size
+    /// takes, and what `memory` does.
     Accept,
     /// Draw with SD 1.5 on a worker with little memory and measure what it takes; writes 2 GB below target/.
     Memory {
@@ -143,6 +144,8 @@ fn main() -> Result<()> {
         Task::Synth { model, output, dtype, seed } => synthesize(&model, output.as_deref(), dtype, seed),
         Task::Oracle { python: Some(python), scripts } => oracle::run(&repo_root(), &python, &scripts),
         Task::Accept => {
+            // First, as memory that others gave back would hide what opening takes.
+            print_lines(&files::run(&random_sd15(&repo_root())?)?)?;
             print_lines(&accept::run(&repo_root())?)?;
             print_lines(&memory::run(&random_sd15(&repo_root())?)?)
         }
