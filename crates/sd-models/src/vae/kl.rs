@@ -248,4 +248,21 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn decoding_holds_two_of_its_largest_values() {
+        let names = real_names("vae_sd").into_iter().map(|r| (r.0, r.1)).collect();
+        let weights = Tensors::of_shapes(names).shared();
+        let [part] = Component::split(&weights, None).try_into().ok().unwrap();
+        let (g, w) = (Graph::new(), part.scope());
+        let cfg = Config::detect(w).unwrap();
+        let latent = g.input("latent", &[1, 4, 64, 64], sd_core::DType::F32).unwrap();
+        let program = g.finish(&[decode(&g, w, &cfg, latent, [false; 2]).unwrap()]).unwrap();
+        let options = sd_core::RunnerOptions { cuts: sd_core::Cuts::None, ..sd_core::RunnerOptions::default() };
+        let mut runner = sd_core::Runner::new(sd_core::Device::cpu().unwrap(), part.source(), options).unwrap();
+        let workspace = runner.measure(&program).unwrap()[0].workspace;
+        // 256 channels of 512 by 512, enlarged and convolved, and a transformed kernel.
+        let largest = 256 * 512 * 512 * 4;
+        assert!(workspace < 2 * largest + 16_000_000, "{workspace} bytes");
+    }
 }
