@@ -201,7 +201,7 @@ fn what_cannot_be_loaded_says_why() {
     assert!(e(Engine::builder()).contains("model"));
     assert!(e(Engine::builder().model("no/such.safetensors")).contains("no/such.safetensors"));
     let device = e(builder().device("no-such-device"));
-    for dtype in [DType::I32, DType::Q8_1, DType::F8E4M3] {
+    for dtype in [DType::I32, DType::Q8_1, DType::F8E4M3, DType::F8E4M3S, DType::IQ2_XXS, DType::IQ1_S] {
         let message = e(builder().weight_type(dtype));
         assert!(message.contains("weight_type") && message.contains(dtype.name()), "{message}");
     }

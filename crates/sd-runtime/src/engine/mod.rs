@@ -16,6 +16,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use sd_core::convert::needs_importance;
 use sd_core::device::add_rpc_server;
 use sd_core::residency::MemoryReport;
 use sd_core::{Bytes, CancelToken, Cuts, DType, Error, Precision, Result, Trace};
@@ -332,6 +333,10 @@ impl EngineBuilder {
     pub fn build(self) -> Result<Engine> {
         if let Some(dtype) = self.options.weight_type.filter(|d| !d.is_weight_type()) {
             return Err(Error::request(format!("weight_type: weights cannot be converted to {dtype}")));
+        }
+        if let Some(dtype) = self.options.weight_type.filter(|d| needs_importance(*d)) {
+            let e = Error::request(format!("weight_type: {dtype} wants to know which columns matter"));
+            return Err(e.hint("convert the model with -M convert and --imat-in first, or choose another type"));
         }
         if let Some(folder) = self.options.folders.all().find(|folder| !folder.is_dir()) {
             return Err(Error::request(format!("{} is not a folder", folder.display())));
