@@ -26,6 +26,25 @@ fn a_converted_model_is_described_and_draws() {
 }
 
 #[test]
+fn what_is_loaded_is_told() {
+    let dir = folder("load-report");
+    let args =
+        ["-v", "-m", DEMO, "-p", "a star", "--steps", "1", "--type", "q8_0", "-o", "a.png", "--backend", "cpu"];
+    let run = sd_cli(&dir, &args);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    for part in [
+        "demo.safetensors: safetensors, 480 tensors, SD 1.x by model.diffusion_model.input_blocks.0.0.weight [64, 4, 3, 3]",
+        "diffusion network: weights in memory: ",
+        " f16 as q8_0, ",
+        "CLIP text encoder: weights in memory: ",
+        "f8_e4m3 as q8_0, ",
+        "VAE: weights in memory: ",
+    ] {
+        assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
+    }
+}
+
+#[test]
 fn missing_parts_are_no_error_of_model_info() {
     let dir = folder("model-info");
     let run = sd_cli(&dir, &["--diffusion-model", DEMO, "--model-info"]);

@@ -6,6 +6,7 @@ mod evaluate;
 mod facts;
 mod importance;
 mod networks;
+mod opened;
 mod places;
 mod prepared;
 mod steps;
@@ -366,6 +367,7 @@ impl EngineBuilder {
         let models: Vec<&Model> = std::iter::once(&model).chain(&refiner).collect();
         let enlarges = self.upscaler.is_some() || self.hires_upscaler.is_some();
         let placed = Placed::new(&wishes, &machine, &models, enlarges, &self.options)?;
+        opened::tell(&files, &model, self.options.types(), |part| placed.of(part))?;
         let unused = report
             .unused
             .iter()

@@ -136,6 +136,7 @@ impl Adapted {
     }
 
     /// The same with `rows`, each as long as those of the table `[n, c]`, after the table's own: ids from `n` on mean them.
+    /// A table whose type would round them away becomes f32, or f16 where that holds it.
     ///
     /// # Errors
     /// There is no such table, or `rows` are not whole rows of it.
@@ -151,7 +152,11 @@ impl Adapted {
         if c == 0 || !rows.len().is_multiple_of(c) {
             return Err(Error::shape(format!("{} values are not rows of {table} {}", rows.len(), meta.shape)));
         }
-        let dtype = if meta.dtype.bytes(c, c).is_some() { meta.dtype } else { DType::F32 };
+        let dtype = match meta.dtype {
+            DType::F32 | DType::F16 | DType::BF16 => meta.dtype,
+            DType::F8E4M3 | DType::F8E5M2 => DType::F16,
+            _ => DType::F32,
+        };
         let meta = TensorMeta { shape: Shape::new(&[n + rows.len() / c, c])?, dtype };
         // Tables of different rows are different tensors.
         let mut hash = DefaultHasher::new();
