@@ -66,8 +66,8 @@ impl Bundle {
         if rename {
             scaled::check(&source)?;
         }
-        let values =
-            if rename { scaled::read(&source, ScaledAs::Values(sd_core::DType::BF16)) } else { source.clone() };
+        let form = ScaledAs::Values(sd_core::DType::BF16);
+        let values = if rename { scaled::read(&source, form) } else { source.clone() };
         let names = source.names().into_iter().filter(|name| belongs(name) && values.meta(name).is_some());
         let names: Vec<&str> = names.collect();
         if let (Some(part), []) = (only, names.as_slice()) {
@@ -75,7 +75,7 @@ impl Bundle {
         }
         let mut done: HashSet<String> = HashSet::new();
         let mut known: HashMap<String, String> = HashMap::new();
-        let parts = Component::split(&source, only);
+        let parts = Component::split_as(&source, only, form);
         for c in parts.iter().filter(|c| !skip.contains(&c.part()) && only.is_none_or(|only| only == c.part())) {
             for here in c.source().names() {
                 let placed = format!("{}{here}", c.part().place());

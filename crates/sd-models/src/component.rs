@@ -23,7 +23,12 @@ pub struct Component {
 impl Component {
     /// The parts in `file`. With `only`, the file is taken to hold nothing else, so its names need no prefix.
     pub(crate) fn split(file: &Arc<dyn WeightSource>, only: Option<Part>) -> Vec<Component> {
-        let values = scaled::read(file, ScaledAs::Blocks);
+        Component::split_as(file, only, ScaledAs::Blocks)
+    }
+
+    /// The same with scaled weights in this form.
+    pub(crate) fn split_as(file: &Arc<dyn WeightSource>, only: Option<Part>, form: ScaledAs) -> Vec<Component> {
+        let values = scaled::read(file, form);
         let mut found: BTreeMap<(Part, &'static str), Vec<&str>> = BTreeMap::new();
         for name in file.names().into_iter().filter(|n| !is_ignored(n)) {
             if let Some(place) = part_of(name, only) {

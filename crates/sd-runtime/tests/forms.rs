@@ -204,6 +204,16 @@ fn scaled_weights_in_every_spelling() {
             vec![("weight", weight), ("scale_weight", scale), ("scale_input", f32s(&[], &[0.5]))]
         });
         demo.check(&format!("scaled_{dtype}, scale_weight"), &path);
+        // Files with the networks' own names hold values.
+        for (output, types) in [("values.gguf", Some(DType::Q8_0)), ("values.safetensors", None)] {
+            let files = ModelFiles { model: Some(path.clone()), ..ModelFiles::default() };
+            let types = TypeRules::new(types, "").unwrap();
+            let (output, importance) = (demo.place(output), Importance::default());
+            let conversion =
+                Conversion { files, output: output.clone(), types, rename: true, importance, threads: 2 };
+            conversion.run(&mut |_, _| {}, &CancelToken::new()).unwrap();
+            demo.check(&format!("scaled_{dtype}, converted"), &output);
+        }
         let path = demo.written(&format!("new-{dtype}.safetensors"), |shape, values| {
             let (weight, scale) = whole(shape, values);
             let format = if dtype == DType::F8E4M3 { "float8_e4m3fn" } else { "float8_e5m2" };
