@@ -40,6 +40,10 @@ fn bound(form: &str) -> f64 {
     BOUNDS.iter().find(|(start, _)| form.starts_with(start)).unwrap().1
 }
 
+fn demo_model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.safetensors")
+}
+
 struct Demo {
     folder: PathBuf,
     /// Name, shape and values of everything in the demo model.
@@ -51,7 +55,7 @@ impl Demo {
     fn new(name: &str) -> Demo {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::create_dir_all(&folder).unwrap();
-        let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.safetensors");
+        let original = demo_model();
         let file = Checkpoint::open(&original).unwrap();
         let tensor = |name: &&str| {
             let meta = file.meta(name).unwrap();
@@ -66,13 +70,12 @@ impl Demo {
         self.folder.join(name)
     }
 
-    /// The demo model converted to a type, by the program.
-    fn converted(&self, name: &str, dtype: DType) -> PathBuf {
-        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo.safetensors");
-        let files = ModelFiles { model: Some(model), ..ModelFiles::default() };
-        let (output, types) = (self.place(name), TypeRules::new(Some(dtype), "").unwrap());
+    /// A model converted by the program: to a type if there is one, and to the networks' own names with `rename`.
+    fn converted(&self, model: &Path, name: &str, dtype: Option<DType>, rename: bool) -> PathBuf {
+        let files = ModelFiles { model: Some(model.to_owned()), ..ModelFiles::default() };
+        let (output, types) = (self.place(name), TypeRules::new(dtype, "").unwrap());
         let (importance, threads) = (Importance::default(), 2);
-        let conversion = Conversion { files, output: output.clone(), types, rename: false, importance, threads };
+        let conversion = Conversion { files, output: output.clone(), types, rename, importance, threads };
         conversion.run(&mut |_, _| {}, &CancelToken::new()).unwrap();
         output
     }
@@ -140,11 +143,14 @@ fn draw(path: &Path) -> Vec<u8> {
 fn plain_types_and_ggufs_of_every_type() {
     let demo = Demo::new("forms-types");
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2] {
-        demo.check(dtype.name(), &demo.converted(&format!("{dtype}.safetensors"), dtype));
+        demo.check(
+            dtype.name(),
+            &demo.converted(&demo_model(), &format!("{dtype}.safetensors"), Some(dtype), false),
+        );
     }
     let mut count = 0;
     for dtype in DType::all().filter(|d| d.is_weight_type() && !needs_importance(*d)) {
-        demo.check(dtype.name(), &demo.converted(&format!("{dtype}.gguf"), dtype));
+        demo.check(dtype.name(), &demo.converted(&demo_model(), &format!("{dtype}.gguf"), Some(dtype), false));
         count += 1;
     }
     assert!(count >= 20, "{count} types");
@@ -205,14 +211,8 @@ fn scaled_weights_in_every_spelling() {
         });
         demo.check(&format!("scaled_{dtype}, scale_weight"), &path);
         // Files with the networks' own names hold values.
-        for (output, types) in [("values.gguf", Some(DType::Q8_0)), ("values.safetensors", None)] {
-            let files = ModelFiles { model: Some(path.clone()), ..ModelFiles::default() };
-            let types = TypeRules::new(types, "").unwrap();
-            let (output, importance) = (demo.place(output), Importance::default());
-            let conversion =
-                Conversion { files, output: output.clone(), types, rename: true, importance, threads: 2 };
-            conversion.run(&mut |_, _| {}, &CancelToken::new()).unwrap();
-            demo.check(&format!("scaled_{dtype}, converted"), &output);
+        for (name, to) in [("values.gguf", Some(DType::Q8_0)), ("values.safetensors", None)] {
+            demo.check(&format!("scaled_{dtype}, converted"), &demo.converted(&path, name, to, true));
         }
         let path = demo.written(&format!("new-{dtype}.safetensors"), |shape, values| {
             let (weight, scale) = whole(shape, values);
