@@ -311,8 +311,8 @@ impl Companions {
             bad(source, scale, &format!("is {s} {}, {weight} is {w} {}; want {want}", scale_meta.dtype, meta.dtype))
         };
         let tiles = |columns: usize| {
-            let rows = rows(&meta).next_multiple_of(128);
-            let want = rows.checked_mul(columns.next_multiple_of(4));
+            let rows = rows(&meta).checked_next_multiple_of(128);
+            let want = rows.and_then(|r| r.checked_mul(columns.checked_next_multiple_of(4)?));
             let fits = meta.shape.rank() == 2 && want == Some(scale_meta.shape.elements());
             if fits { Ok(()) } else { Err(misfit("a scale for each group of columns in tiles of 128 rows")) }
         };

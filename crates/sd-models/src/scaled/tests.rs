@@ -126,6 +126,15 @@ fn companions_that_are_not_understood_are_errors() {
     let cases: &[(&[Row<'_>], &str)] = &[
         (&[("a.scale_weight", F32, &[], "")], "a.scale_weight scales a.weight, which is missing"),
         (
+            &[
+                ("a.weight", U8, &[usize::MAX, 0], ""),
+                ("a.weight_scale", F8E4M3, &[0], ""),
+                ("a.weight_scale_2", F32, &[], ""),
+                ("a.comfy_quant", U8, &[19], r#"{"format": "nvfp4"}"#),
+            ],
+            "want a scale for each group of columns in tiles of 128 rows",
+        ),
+        (
             &[("a.weight", F8E4M3, &[4, 6], ""), ("a.weight_scale", F32, &[5], "")],
             "a.weight_scale is [5] f32, a.weight is [4, 6] f8_e4m3; want one scale",
         ),
