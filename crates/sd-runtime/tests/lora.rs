@@ -108,6 +108,9 @@ fn a_folder_of_peft_is_read_with_its_configuration() {
     let plain = draw(&mut engine, &format!("{PROMPT}<lora:plain:1>"));
     assert!(draw(&mut engine, &format!("{PROMPT}<lora:styles/ink:0.5>")) == plain);
     assert!(draw(&mut engine, &format!("{PROMPT}<lora:styles/ink/adapter_model:0.5>")) == plain);
+    // The same engine reads a configuration that has changed.
+    config(", \"use_rslora\": true");
+    assert!(draw(&mut engine, &format!("{PROMPT}<lora:styles/ink:0.5>")) != plain);
     // A pattern counts for the layers that it names.
     let patterns = ", \"alpha_pattern\": {\"nowhere\": 64}";
     assert!(draw(&mut config(patterns), &format!("{PROMPT}<lora:styles/ink:0.5>")) == plain);
@@ -115,6 +118,11 @@ fn a_folder_of_peft_is_read_with_its_configuration() {
         (", \"peft_type\": \"IA3\"", "the adapter is IA3, of PEFT's kinds only LORA is read"),
         (", \"fan_in_fan_out\": true", "fan_in_fan_out"),
         (",", "is not JSON"),
+        (", \"lora_alpha\": \"8\"", "lora_alpha is \"8\", want a number"),
+        (", \"use_rslora\": 1", "is 1, want true or false"),
+        (", \"alpha_pattern\": [\"to_q\"]", "want names and numbers"),
+        (", \"alpha_pattern\": {\".*\": null}", "is null, want a number"),
+        (", \"alpha_pattern\": {\"to_(q\": 8}", "alpha_pattern \"to_(q\""),
     ] {
         let e = fails(&mut config(extra), &format!("{PROMPT}<lora:styles/ink:1>"));
         assert!(e.contains(want) && e.contains("adapter_config.json"), "{e}");

@@ -22,9 +22,11 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use regex_lite::Regex;
 use sd_core::passes::adapters::{Adapted, Adapter, Change, Kind, Mode, Rows};
 use sd_core::{Error, Result, TypePolicy, WeightSource};
 use sd_io::Checkpoint;
+use serde_json::Value as Json;
 
 use crate::component::Component;
 use crate::model::Model;
@@ -211,7 +213,8 @@ fn read(source: &Arc<dyn WeightSource>, file: &str, alphas: &Alphas, modules: &M
             group.slots.values().for_each(|n| *unused.entry(grouped(n)).or_default() += 1);
             continue;
         }
-        match build::changes(&group, &**source, alphas.of(&name))? {
+        let alpha = alphas.of(&name).map_err(|what| Error::bad_file(file, what))?;
+        match build::changes(&group, &**source, alpha)? {
             Ok(made) => layers.push(Layer { name, made }),
             Err(what) => report.unfit.push(format!("{name}: {what}")),
         }
@@ -356,11 +359,14 @@ fn grouped(name: &str) -> String {
 /// or beside the file, where PEFT writes them.
 #[derive(Debug, Default)]
 struct Alphas {
-    config: serde_json::Map<String, serde_json::Value>,
+    config: serde_json::Map<String, Json>,
     /// Whether `config` is that of the whole file, and not of parts by their names.
     whole: bool,
     all: Option<f64>,
 }
+
+/// The key of a file's metadata where diffusers writes the configuration.
+const DIFFUSERS_CONFIG: &str = "lora_adapter_metadata";
 
 /// The longest configuration that is read.
 const MAX_CONFIG: u64 = 1 << 20;
@@ -370,7 +376,7 @@ impl Alphas {
         if let Some(alphas) = Alphas::beside(file.path())? {
             return Ok(alphas);
         }
-        let text = file.metadata().str("lora_adapter_metadata");
+        let text = file.metadata().str(DIFFUSERS_CONFIG);
         let config = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
         let all = file.metadata().get("adapter.lora.alpha").and_then(sd_io::Value::as_f64);
         Ok(Alphas { config, whole: false, all })
@@ -378,48 +384,69 @@ impl Alphas {
 
     /// What PEFT's configuration says, if there is one for this file.
     fn beside(file: &Path) -> Result<Option<Alphas>> {
-        let config = file.with_file_name(tags::PEFT_CONFIG);
-        if file.file_stem().is_none_or(|stem| stem != "adapter_model") || !config.is_file() {
-            return Ok(None);
-        }
+        let Some(config) = tags::config_of(file) else { return Ok(None) };
         let io = |e| Error::io(&config, e);
         let size = std::fs::metadata(&config).map_err(io)?.len();
         if size > MAX_CONFIG {
             return Err(Error::bad_file(&config, format!("has {size} bytes, which is no configuration")));
         }
         let text = std::fs::read_to_string(&config).map_err(io)?;
-        let json: serde_json::Map<String, serde_json::Value> =
+        let json: serde_json::Map<String, Json> =
             serde_json::from_str(&text).map_err(|e| Error::bad_file(&config, format!("is not JSON: {e}")))?;
-        let kind = json.get("peft_type").and_then(serde_json::Value::as_str).unwrap_or("LORA");
+        let kind = json.get("peft_type").and_then(Json::as_str).unwrap_or("LORA");
         if kind != "LORA" {
             let what = format!("the adapter is {kind}, of PEFT's kinds only LORA is read");
             return Err(Error::bad_file(&config, what).hint("merge it into the model with PEFT, or get a LoRA"));
         }
-        if json.get("fan_in_fan_out").and_then(serde_json::Value::as_bool) == Some(true) {
+        if json.get("fan_in_fan_out").and_then(Json::as_bool) == Some(true) {
             return Err(Error::bad_file(&config, "its matrices have their axes exchanged (fan_in_fan_out)"));
         }
         Ok(Some(Alphas { config: json, whole: true, all: None }))
     }
 
-    /// The alpha of a module: that of its pattern, else that of its part.
-    fn of(&self, module: &str) -> Option<Alpha> {
+    /// The alpha of a module: that of its pattern, else that of its part; `Err` with what is wrong with the configuration.
+    fn of(&self, module: &str) -> Result<Option<Alpha>, String> {
         if let Some(alpha) = self.all {
-            return Some(Alpha { alpha, root: false });
+            return Ok(Some(Alpha { alpha, root: false }));
         }
         let (part, path) = module.split_once('.').unwrap_or(("", module));
         let key = |name: &str| match self.whole {
             true => self.config.get(name),
             false => self.config.get(&format!("{part}.{name}")),
         };
-        let root = key("use_rslora").and_then(serde_json::Value::as_bool).unwrap_or(false);
-        let pattern = key("alpha_pattern").and_then(serde_json::Value::as_object).and_then(|patterns| {
-            let ends =
-                |p: &&String| path == p.as_str() || path.strip_suffix(p.as_str()).is_some_and(|r| r.ends_with('.'));
-            patterns.keys().find(ends).and_then(|p| patterns.get(p)?.as_f64())
-        });
-        let alpha = pattern.or_else(|| key("lora_alpha")?.as_f64())?;
-        Some(Alpha { alpha, root })
+        // What is null is left out.
+        let key = |name: &str| key(name).filter(|value| !value.is_null());
+        let place = if self.whole { tags::PEFT_CONFIG } else { DIFFUSERS_CONFIG };
+        let wrong = |what: &str, value: &Json, want: &str| format!("{place}: {what} is {value}, want {want}");
+        let number =
+            |what: &str, value: &Json| value.as_f64().ok_or_else(|| wrong(what, value, "a number")).map(Some);
+        let root = key("use_rslora").map_or(Ok(false), |value| {
+            value.as_bool().ok_or_else(|| wrong("use_rslora", value, "true or false"))
+        })?;
+        let mut alpha = key("lora_alpha").map_or(Ok(None), |value| number("lora_alpha", value))?;
+        if let Some(patterns) = key("alpha_pattern") {
+            let listed =
+                patterns.as_object().ok_or_else(|| wrong("alpha_pattern", patterns, "names and numbers"))?;
+            let path = path.strip_prefix("model.").filter(|_| part == "base_model").unwrap_or(path);
+            for (pattern, value) in listed {
+                if is_meant(pattern, path).map_err(|e| format!("{place}: alpha_pattern {pattern:?}: {e}"))? {
+                    alpha = number(&format!("alpha_pattern of {pattern}"), value)?;
+                    break;
+                }
+            }
+        }
+        Ok(alpha.map(|alpha| Alpha { alpha, root }))
     }
+}
+
+/// Whether PEFT's `pattern` means the module at `path`: a regular expression that matches it, or what follows one of its
+/// dots, to the end.
+fn is_meant(pattern: &str, path: &str) -> Result<bool, String> {
+    if pattern.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')) {
+        return Ok(path == pattern || path.strip_suffix(pattern).is_some_and(|before| before.ends_with('.')));
+    }
+    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|e| e.to_string())?;
+    Ok(regex.is_match(path))
 }
 
 #[cfg(test)]

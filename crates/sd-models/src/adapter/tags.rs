@@ -102,6 +102,12 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
     Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
 }
 
+/// The configuration that PEFT wrote beside `file`, if it is one of PEFT's.
+pub fn config_of(file: &Path) -> Option<PathBuf> {
+    let is_peft = file.file_stem().is_some_and(|stem| stem == "adapter_model");
+    Some(file.with_file_name(PEFT_CONFIG)).filter(|config| is_peft && config.is_file())
+}
+
 /// The files of adapters below a folder that [`find`] finds, as paths relative to it with slashes, in order. Folders that
 /// cannot be read are left out.
 pub fn list(folder: &Path) -> Vec<String> {

@@ -255,27 +255,33 @@ fn embeddings(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
 }
 
 /// Open files, the latest last.
-struct Opened<T>(Vec<(PathBuf, Stamp, Arc<T>)>);
+struct Opened<T>(Vec<(Stamps, Arc<T>)>);
 
-/// When a file was changed, and its size.
-type Stamp = (Option<SystemTime>, u64);
+/// What tells whether a file has changed: which it is, when it was changed, and its size; and the same of the
+/// configuration beside it.
+type Stamps = (Stamp, Option<Stamp>);
+type Stamp = (PathBuf, Option<SystemTime>, u64);
+
+fn stamp(path: &Path) -> Result<Stamp> {
+    let named = |e| Error::io(path, e);
+    let real = path.canonicalize().map_err(named)?;
+    let meta = fs::metadata(&real).map_err(named)?;
+    Ok((real, meta.modified().ok(), meta.len()))
+}
 
 impl<T> Opened<T> {
     /// What `open` makes of a file, and whether it was opened now: a file that has changed is opened again.
     fn get(&mut self, path: &Path, open: impl FnOnce(&Arc<Checkpoint>) -> Result<T>) -> Result<(Arc<T>, bool)> {
-        let named = |e| Error::io(path, e);
-        let real = path.canonicalize().map_err(named)?;
-        let meta = fs::metadata(&real).map_err(named)?;
-        let stamp = (meta.modified().ok(), meta.len());
-        let known = self.0.iter().position(|(p, ..)| *p == real).map(|at| self.0.remove(at));
-        let (value, new) = match known.filter(|(_, s, _)| *s == stamp) {
+        let now = (stamp(path)?, tags::config_of(path).map(|config| stamp(&config)).transpose()?);
+        let known = self.0.iter().position(|(s, _)| s.0.0 == now.0.0).map(|at| self.0.remove(at));
+        let (value, new) = match known.filter(|(s, _)| *s == now) {
             Some((.., value)) => (value, false),
             None => (Arc::new(open(&Arc::new(Checkpoint::open(path)?))?), true),
         };
         if self.0.len() >= KEPT {
             self.0.remove(0);
         }
-        self.0.push((real, stamp, value.clone()));
+        self.0.push((now, value.clone()));
         Ok((value, new))
     }
 }

@@ -229,3 +229,22 @@ fn rows_can_follow_a_table() {
         assert!(runner.run(&program, &[("ids", &outside)], &CancelToken::new()).is_err());
     }
 }
+
+#[test]
+fn patterns_of_alpha_mean_what_peft_matches() {
+    // `re.match(rf"(.*\.)?({pattern})$", path)`, as peft's `get_pattern_key` does.
+    for (pattern, yes, no) in [
+        ("to_q", "down.0.to_q", "down.0.add_to_q"),
+        ("0.to_q", "down.0.to_q", "down.10.to_q"),
+        ("to_(q|k)", "down.0.to_k", "down.0.to_v"),
+        (r"attn[12]\..*", "down.0.attn2.to_v", "down.0.attn3.to_v"),
+        ("^down.0.to_q", "down.0.to_q", "up.down.0.to_q"),
+        (r"\d+\.to_q", "down.17.to_q", "down.x.to_q"),
+    ] {
+        let mut alphas = Alphas { whole: true, ..Alphas::default() };
+        alphas.config.insert("lora_alpha".into(), 4.into());
+        alphas.config.insert("alpha_pattern".into(), serde_json::json!({ pattern: 16 }));
+        let of = |path: &str| alphas.of(&format!("base_model.model.{path}")).unwrap().unwrap().alpha;
+        assert_eq!((of(yes), of(no)), (16.0, 4.0), "{pattern}");
+    }
+}
