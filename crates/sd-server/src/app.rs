@@ -89,12 +89,16 @@ impl App {
 
     /// Name and path of every LoRA, by path.
     pub(crate) fn list_loras(&self) -> Vec<Value> {
-        let files = self.loras.as_deref().map(sd_runtime::list_loras).unwrap_or_default();
+        let Some(folder) = self.loras.as_deref() else { return Vec::new() };
         let item = |path: String| {
-            let name = Path::new(&path).file_stem().map(|s| s.to_string_lossy().into_owned());
+            let file = Path::new(&path);
+            // All files that PEFT wrote have one name; those of their folders tell them apart.
+            let is_peft = sd_runtime::config_of_lora(&folder.join(file)).is_some();
+            let of_folder = file.parent().and_then(Path::file_name).filter(|_| is_peft);
+            let name = of_folder.or(file.file_stem()).map(|s| s.to_string_lossy().into_owned());
             json!({"name": name, "alias": name, "path": path, "metadata": {}})
         };
-        files.into_iter().map(item).collect()
+        sd_runtime::list_loras(folder).into_iter().map(item).collect()
     }
 
     /// Nothing if `name` is the model's, as lists of models spell it.

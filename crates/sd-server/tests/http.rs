@@ -179,8 +179,13 @@ fn loras() {
     let header = br#"{"diffusion_model.out.2.diff_b":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}"#;
     let bytes = [&(header.len() as u64).to_le_bytes(), &header[..], &0.5f32.to_le_bytes().repeat(4)].concat();
     std::fs::write(folder.join("styles/pale.safetensors"), bytes).unwrap();
+    std::fs::create_dir_all(folder.join("ink")).unwrap();
+    std::fs::copy(folder.join("styles/pale.safetensors"), folder.join("ink/adapter_model.safetensors")).unwrap();
+    std::fs::write(folder.join("ink/adapter_config.json"), "{}").unwrap();
     let server = Server::start(&["--lora-model-dir", folder.to_str().unwrap()]);
-    let listed = json!([{"name": "pale", "alias": "pale", "path": "styles/pale.safetensors", "metadata": {}}]);
+    let peft = json!({"name": "ink", "alias": "ink", "path": "ink/adapter_model.safetensors", "metadata": {}});
+    let listed =
+        json!([peft, {"name": "pale", "alias": "pale", "path": "styles/pale.safetensors", "metadata": {}}]);
     assert_eq!(server.get("/sdapi/v1/loras"), listed);
     assert_eq!(server.get("/sdcpp/v1/capabilities")["loras"], listed);
     let draw = |prompt: &str, lora: Value| {
@@ -192,6 +197,7 @@ fn loras() {
     let without = draw("a circle", json!(null));
     let with = draw("a circle", json!([{"path": "styles/pale.safetensors", "multiplier": 0.5}]));
     assert!(with == draw("a circle<lora:styles/pale:0.5>", json!([])) && with != without);
+    assert!(with == draw("a circle<lora:ink:0.5>", json!([])));
     assert!(with == draw("<lora:styles/pale.safetensors:0.25>a circle<lora:styles/pale:0.25>", json!([])));
     assert!(without == draw("a circle<lora:styles/pale:0.5><lora:styles/pale:-0.5>", json!([])));
     assert!(without == draw("a circle", json!([])), "something stayed");
