@@ -77,6 +77,12 @@ impl Drop for Worker {
 }
 
 /// The worker's side of [`Worker`]; without the variable there is nothing to do.
+/// Held by a test while it runs: a port that one frees for a moment must not be given to another.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 #[test]
 fn serves_when_asked() {
     if let Ok(endpoint) = std::env::var("SD_TEST_SERVE") {
@@ -116,12 +122,14 @@ fn severing(to: &str, limit: usize) -> String {
 
 #[test]
 fn a_connection_that_breaks_anywhere_is_an_error() {
+    let _alone = alone();
     breaks_anywhere(3, None);
 }
 
 /// Weights then come and go on one thread while another computes.
 #[test]
 fn a_connection_that_breaks_anywhere_while_weights_are_loaded_ahead_is_an_error() {
+    let _alone = alone();
     breaks_anywhere(6, Some(4 * WIDTH * WIDTH * 4));
 }
 
@@ -161,6 +169,7 @@ fn breaks_anywhere(layers: usize, budget: Option<usize>) {
 
 #[test]
 fn a_worker_that_dies_during_a_run_is_an_error_until_it_is_there_again() {
+    let _alone = alone();
     let mut worker = Worker::start();
     let (weights, program, x) = network(40);
     let device = add_rpc_server(&worker.1).unwrap().remove(0);
