@@ -40,7 +40,7 @@ impl Tensor {
         Tensor::new(dims, Data::I32(data))
     }
 
-    fn new(dims: &[usize], data: Data) -> Result<Tensor> {
+    pub(crate) fn new(dims: &[usize], data: Data) -> Result<Tensor> {
         let shape = Shape::new(dims)?;
         let len = match &data {
             Data::F32(v) => v.len(),

@@ -244,6 +244,59 @@ proptest! {
         }
     }
 
+    /// Divided among devices of any sizes, with weights between uses on one of them, on one that does not compute, or
+    /// elsewhere.
+    #[test]
+    fn devices_that_share_a_network_are_each_within_their_budget(
+        steps in steps(),
+        seed in 0..1000u64,
+        parts in prop::collection::vec(prop::collection::vec(0.0..1.1f64, 4), 3),
+        count in 2..4usize,
+        choice in 0..14usize,
+    ) {
+        let case = case(&steps, seed, DType::F32);
+        let devices: Vec<Arc<Device>> = (0..4).map(|_| noop(1 << 30)).collect();
+        let mut whole = case.runner(&devices[0], RunnerOptions { cuts: Cuts::None, ..RunnerOptions::default() });
+        let want = case.run(&mut whole).unwrap();
+        let need = whole.memory().0 + whole.memory().1;
+        drop(whole);
+        let manager = manager(choice % 2 == 0);
+        let home = match choice / 2 {
+            0 => None,
+            1 => Some(Home::Ram),
+            2 => Some(Home::File),
+            i => Some(Home::Device(devices[i - 3].clone())),
+        };
+        let others = devices[1..count].to_vec();
+        let options = RunnerOptions { home, others, manager: Some(manager.clone()), ..RunnerOptions::default() };
+        let mut runner = case.runner(&devices[0], options);
+        for parts in parts {
+            let budgets: Vec<usize> = parts.iter().map(|part| (need as f64 * part) as usize).collect();
+            let before: Vec<usize> = devices.iter().map(|d| d.held().0).collect();
+            for (device, &budget) in devices.iter().zip(&budgets) {
+                manager.set_budget(device, Some(budget));
+                device.reset_peak();
+            }
+            for _ in 0..2 {
+                match case.run(&mut runner) {
+                    Ok(got) => prop_assert!(got == want, "other values with {budgets:?} of {need}"),
+                    Err(e) => {
+                        prop_assert!(e.to_string().contains("needs"), "{e}");
+                        prop_assert!(budgets[..count].iter().all(|&b| b < need), "{e}: {budgets:?}, {need}");
+                    }
+                }
+            }
+            for ((device, budget), before) in devices.iter().zip(budgets).zip(before) {
+                prop_assert!(device.held().1 <= budget.max(before), "{} with {budget}", device.held().1);
+            }
+            let report = manager.memory();
+            let counted: usize = report.devices.iter().map(|d| d.weights + d.workspaces + d.crossing).sum();
+            prop_assert_eq!(counted, devices.iter().map(|d| d.held().0).sum::<usize>());
+        }
+        drop(runner);
+        prop_assert!(devices.iter().all(|d| d.held().0 == 0));
+    }
+
     /// Two networks that run at the same time: each is right, or says what is missing.
     #[test]
     fn networks_side_by_side_wait_for_nobody(

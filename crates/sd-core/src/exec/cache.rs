@@ -26,6 +26,8 @@ pub(super) struct Stage {
     pub(super) groups: Vec<(usize, Vec<WeightId>)>,
     /// Bytes of device memory that they take together.
     pub(super) weight_bytes: usize,
+    /// The device that runs it, by its number.
+    pub(super) lane: usize,
 }
 
 /// What a segment was lowered to.
@@ -69,7 +71,7 @@ impl Form {
     }
 }
 
-/// Something that a plan keeps in the buffer of crossing values.
+/// Something that a plan keeps in a buffer of crossing values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Carried {
     /// An input, a value that crosses segments, an output, or a constant of the program.
@@ -84,18 +86,29 @@ pub(super) struct Plan {
     pub(super) id: usize,
     pub(super) signature: u128,
     pub(super) stages: Vec<Stage>,
-    /// Where in the buffer of crossing values each lies.
-    pub(super) carried: HashMap<Carried, usize>,
-    /// Bytes of all that is carried.
-    pub(super) carried_size: usize,
+    /// Where in the buffer of crossing values of a device, by its number, each lies.
+    pub(super) carried: HashMap<(usize, Carried), usize>,
+    /// For each stage the values it makes that stages on other devices read.
+    pub(super) sent: Vec<Vec<Var>>,
+    /// What it needs on each device.
+    pub(super) shares: Vec<Share>,
     /// Values that cross from stage to stage.
     crossing: Vec<Crossing>,
-    /// The most that any segment needs for intermediate values.
-    pub(super) workspace: usize,
     /// Inputs that are looked up in tables: ids must be below this.
     pub(super) id_limits: HashMap<Var, (usize, String)>,
     /// What it would need in one segment, if its segments were chosen so that it fits.
     pub(super) whole: Option<usize>,
+    /// The capacities that it was divided for among devices, in bytes.
+    pub(super) divided_for: Vec<usize>,
+}
+
+/// What a plan needs on one device, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Share {
+    /// All that is carried.
+    pub(super) carried: usize,
+    /// The most that any stage needs for intermediate values.
+    pub(super) workspace: usize,
 }
 
 /// What a segment needs, in bytes.
@@ -111,6 +124,8 @@ pub struct SegmentSize {
 
 /// How segments are lowered.
 pub(super) struct Lowering<'a> {
+    /// The device's number.
+    pub(super) lane: usize,
     pub(super) dev: Dev,
     /// Whether the device is a pretend one, which only has the sizes of `dev`.
     pub(super) pretend: bool,
@@ -122,110 +137,77 @@ pub(super) struct Lowering<'a> {
 
 impl Plan {
     /// The plan of `program` with these cuts, and how many stages were lowered for it: those among `known` are taken from
-    /// there.
+    /// there. `parts` are the nodes, in their order, with which devices begin their parts, and how programs are lowered
+    /// for each; the first has what comes before.
     pub(super) fn new(
         program: &Program,
         cuts: &Cuts,
         known: Vec<Stage>,
-        how: &Lowering<'_>,
+        parts: &[(usize, Lowering<'_>)],
         store: &mut Store,
     ) -> Result<(Plan, usize)> {
-        let isa = if how.dev.kind() == DevKind::Cpu { how.kernels.isa()? } else { None };
-        let wide = wide_weights(program);
-        let memory_type = |v: Var, kernels: bool| -> Result<DType> {
-            let Op::Weight(w) = &program.node(v).op else {
-                return Err(Error::internal("only weights have memory types"));
-            };
-            let t = how.options.types.memory_type(w, kernels);
-            // Devices round the other factor of an f16 matrix to f16; kernels do not.
-            let t = if t == DType::F16 && wide.contains(&v) && !kernels { DType::F32 } else { t };
-            if w.role() == Role::Matrix && !types::multiplies(t) && !(kernels && can_read(t)) {
-                let o = w.origin();
-                return Err(Error::unsupported(format!(
-                    "{} is {t} ({}), which ggml cannot multiply with",
-                    o.name, o.file
-                )));
-            }
-            Ok(t)
-        };
         let segments = segments(program, cuts)?;
-        let narrow = narrow(program, how.options);
-        // `refuse` names operations of ggml's graphs. Kernels and ggml round differently, so that all segments are for
-        // one of them, or cuts would change a result.
-        let by_kernels = how.refuse.is_empty() && known.iter().all(|s| matches!(s.form, Form::Host(_)));
-        let mut known: HashMap<usize, Stage> = known.into_iter().map(|s| (s.segment.nodes.start, s)).collect();
-        let mut take = |s: &Segment| match known.remove(&s.nodes.start) {
+        let [first, ..] = parts else { return Err(Error::internal("no device")) };
+        let lowering = |s: &Segment| &parts.iter().rfind(|p| p.0 <= s.nodes.start).unwrap_or(first).1;
+        // Kernels and ggml round differently, so that all segments of a device are for one of them, or cuts would change
+        // a result.
+        let by_ggml: HashSet<usize> =
+            known.iter().filter(|s| !matches!(s.form, Form::Host(_))).map(|s| s.lane).collect();
+        let mut known: HashMap<(usize, usize), Stage> =
+            known.into_iter().map(|s| ((s.lane, s.segment.nodes.start), s)).collect();
+        let mut take = |s: &Segment| match known.remove(&(lowering(s).lane, s.nodes.start)) {
             Some(stage) if stage.segment == *s => Some(stage),
             _ => None,
         };
-        let (old, new): (Vec<_>, Vec<_>) =
-            segments.into_iter().map(|s| (take(&s), s)).partition(|(stage, _)| stage.is_some());
-        let new: Vec<Segment> = new.into_iter().map(|(_, s)| s).collect();
-        let mut stages: Vec<Stage> = old.into_iter().filter_map(|(stage, _)| stage).collect();
-        let hosts = match isa.filter(|_| by_kernels && !how.pretend) {
-            Some(isa) => {
-                let host = |s| {
-                    lower_host(program, s, isa, &narrow, |v| memory_type(v, true))
-                        .map_err(|e| phase(e, &name(program, s), "lowering"))
-                };
-                new.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
-            }
-            None => None,
-        };
-        let kernels = hosts.is_some();
-        let mut hosts = hosts.unwrap_or_default().into_iter();
-        let lowered = new.len();
-        let first_unit = first_units(program);
-        for segment in new {
-            let name: Arc<str> = name(program, &segment).into();
-            let form = match hosts.next() {
-                Some(host) => Form::Host(host),
-                None if how.pretend => Form::Noop(pretend(program, &segment)?),
-                None => Form::Ggml(Box::new(
-                    graph(program, &segment, how, isa, |v| memory_type(v, kernels))
-                        .map_err(|e| phase(e, &name, "lowering"))?,
-                )),
-            };
-            let mut weights = Vec::new();
-            let mut groups: BTreeMap<usize, Vec<WeightId>> = BTreeMap::new();
-            let mut seen = HashSet::new();
-            for v in form.vars() {
-                if let Op::Weight(w) = &program.node(v).op {
-                    let id = store.intern(w, memory_type(v, kernels)?)?;
-                    weights.push(id);
-                    if seen.insert(id) {
-                        groups.entry(first_unit.get(&v).copied().unwrap_or(0)).or_default().push(id);
-                    }
+        let mut stages: Vec<Stage> = Vec::new();
+        let mut new: BTreeMap<usize, (&Lowering<'_>, Vec<Segment>)> = BTreeMap::new();
+        for segment in segments {
+            match take(&segment) {
+                Some(stage) => stages.push(stage),
+                None => {
+                    let how = lowering(&segment);
+                    new.entry(how.lane).or_insert_with(|| (how, Vec::new())).1.push(segment);
                 }
             }
-            let weight_bytes = seen.iter().map(|&id| store.size(id, 0)).sum();
-            let groups = groups.into_iter().collect();
-            stages.push(Stage { segment, name, form, weights, groups, weight_bytes });
+        }
+        let lowered = new.values().map(|(_, segments)| segments.len()).sum();
+        for (how, segments) in new.into_values() {
+            let by_kernels = !by_ggml.contains(&how.lane);
+            stages.extend(lower_stages(program, segments, by_kernels, how, store)?);
         }
         stages.sort_by_key(|s| s.segment.nodes.start);
-        let workspace = stages.iter().map(|s| s.form.workspace()).max().unwrap_or(0);
+        let mut sent: Vec<Vec<Var>> = stages.iter().map(|_| Vec::new()).collect();
+        for (made, values) in stages.iter().zip(&mut sent) {
+            let elsewhere = |v: &Var| stages.iter().any(|s| s.lane != made.lane && s.segment.reads.contains(v));
+            values.extend(made.segment.writes.iter().copied().filter(elsewhere));
+        }
         let mut plan = Plan {
             id: 0,
             signature: program.signature(),
             stages,
             carried: HashMap::new(),
-            carried_size: 0,
+            sent,
+            shares: Vec::new(),
             crossing: Vec::new(),
-            workspace,
             id_limits: id_limits(program),
             whole: None,
+            divided_for: Vec::new(),
         };
-        plan.carry(program, how.dev)?;
+        for (_, how) in parts {
+            plan.carry(program, how.lane, how.dev)?;
+        }
         Ok((plan, lowered))
     }
 
-    /// Gives inputs, constants and crossing values places in one buffer: the place of a value is free again after its
-    /// last reader, those of constants never.
-    fn carry(&mut self, program: &Program, dev: Dev) -> Result<()> {
+    /// Gives inputs, constants and crossing values that stages of a device touch places in one buffer: the place of a
+    /// value is free again after its last reader, those of constants never.
+    fn carry(&mut self, program: &Program, lane: usize, dev: Dev) -> Result<()> {
         let align = dev.alignment();
         let end = self.stages.len().saturating_sub(1);
+        let mut share = Share::default();
         let mut lives: BTreeMap<Carried, (usize, usize, usize)> = BTreeMap::new(); // first, last segment, bytes
-        for (i, stage) in self.stages.iter().enumerate() {
+        for (i, stage) in self.stages.iter().enumerate().filter(|(_, s)| s.lane == lane) {
+            share.workspace = share.workspace.max(stage.form.workspace());
             for v in stage.form.vars() {
                 let op = &program.node(v).op;
                 if matches!(op, Op::Weight(_)) {
@@ -248,7 +230,7 @@ impl Plan {
             Carried::Value(v) if !program.node(*v).op.is_leaf() => Some(Crossing { made, read, bytes }),
             _ => None,
         };
-        self.crossing = lives.iter().filter_map(crosses).collect();
+        self.crossing.extend(lives.iter().filter_map(crosses));
         // Large ones first leave fewer gaps.
         let mut order: Vec<_> = lives.into_iter().collect();
         order.sort_by_key(|(c, l)| (std::cmp::Reverse(l.2), *c));
@@ -265,15 +247,29 @@ impl Plan {
                 offset = offset.max(end);
             }
             placed.push((first, last, offset, offset + size));
-            self.carried.insert(c, offset);
-            self.carried_size = self.carried_size.max(offset + size);
+            self.carried.insert((lane, c), offset);
+            share.carried = share.carried.max(offset + size);
+        }
+        self.shares.resize(self.shares.len().max(lane + 1), Share::default());
+        if let Some(s) = self.shares.get_mut(lane) {
+            *s = share;
         }
         Ok(())
     }
 
+    /// What it needs on a device.
+    pub(super) fn share(&self, lane: usize) -> Share {
+        self.shares.get(lane).copied().unwrap_or_default()
+    }
+
     /// Bytes of device memory that a stage needs while it runs.
     pub(super) fn need(&self, stage: &Stage) -> usize {
-        stage.weight_bytes + stage.form.workspace() + self.carried_size
+        stage.weight_bytes + stage.form.workspace() + self.share(stage.lane).carried
+    }
+
+    /// Whether each stage has what it needs where devices give so many bytes.
+    pub(super) fn fits(&self, capacities: &[usize]) -> bool {
+        self.stages.iter().all(|s| capacities.get(s.lane).is_some_and(|&c| self.need(s) <= c))
     }
 
     /// The stage that needs most.
@@ -295,7 +291,8 @@ impl Plan {
     /// Its stages as units that segments are made of.
     pub(super) fn units(&self, store: &Store) -> Sizes {
         let mut numbers: BTreeMap<WeightId, usize> = BTreeMap::new();
-        let mut sizes = Sizes { carried: self.carried_size, crossing: self.crossing.clone(), ..Sizes::default() };
+        let mut sizes =
+            Sizes { carried: self.share(0).carried, crossing: self.crossing.clone(), ..Sizes::default() };
         for stage in &self.stages {
             let mut unit = Unit { workspace: stage.form.workspace(), weights: Vec::new() };
             for &id in stage.groups.iter().flat_map(|g| &g.1) {
@@ -309,6 +306,77 @@ impl Plan {
         }
         sizes
     }
+}
+
+/// Stages of these segments for one device; with the project's own kernels only if `by_kernels`.
+fn lower_stages(
+    program: &Program,
+    segments: Vec<Segment>,
+    by_kernels: bool,
+    how: &Lowering<'_>,
+    store: &mut Store,
+) -> Result<Vec<Stage>> {
+    let isa = if how.dev.kind() == DevKind::Cpu { how.kernels.isa()? } else { None };
+    let wide = wide_weights(program);
+    let memory_type = |v: Var, kernels: bool| -> Result<DType> {
+        let Op::Weight(w) = &program.node(v).op else {
+            return Err(Error::internal("only weights have memory types"));
+        };
+        let t = how.options.types.memory_type(w, kernels);
+        // Devices round the other factor of an f16 matrix to f16; kernels do not.
+        let t = if t == DType::F16 && wide.contains(&v) && !kernels { DType::F32 } else { t };
+        if w.role() == Role::Matrix && !types::multiplies(t) && !(kernels && can_read(t)) {
+            let o = w.origin();
+            return Err(Error::unsupported(format!(
+                "{} is {t} ({}), which ggml cannot multiply with",
+                o.name, o.file
+            )));
+        }
+        Ok(t)
+    };
+    let narrow = narrow(program, how.options);
+    // `refuse` names operations of ggml's graphs.
+    let hosts = match isa.filter(|_| by_kernels && how.refuse.is_empty() && !how.pretend) {
+        Some(isa) => {
+            let host = |s| {
+                lower_host(program, s, isa, &narrow, |v| memory_type(v, true))
+                    .map_err(|e| phase(e, &name(program, s), "lowering"))
+            };
+            segments.iter().map(host).collect::<Result<Option<Vec<Host>>>>()?
+        }
+        None => None,
+    };
+    let kernels = hosts.is_some();
+    let mut hosts = hosts.unwrap_or_default().into_iter();
+    let first_unit = first_units(program);
+    let mut stages = Vec::with_capacity(segments.len());
+    for segment in segments {
+        let name: Arc<str> = name(program, &segment).into();
+        let form = match hosts.next() {
+            Some(host) => Form::Host(host),
+            None if how.pretend => Form::Noop(pretend(program, &segment)?),
+            None => Form::Ggml(Box::new(
+                graph(program, &segment, how, isa, |v| memory_type(v, kernels))
+                    .map_err(|e| phase(e, &name, "lowering"))?,
+            )),
+        };
+        let mut weights = Vec::new();
+        let mut groups: BTreeMap<usize, Vec<WeightId>> = BTreeMap::new();
+        let mut seen = HashSet::new();
+        for v in form.vars() {
+            if let Op::Weight(w) = &program.node(v).op {
+                let id = store.intern(w, memory_type(v, kernels)?)?;
+                weights.push(id);
+                if seen.insert(id) {
+                    groups.entry(first_unit.get(&v).copied().unwrap_or(0)).or_default().push(id);
+                }
+            }
+        }
+        let weight_bytes = seen.iter().map(|&id| store.size(id, how.lane)).sum();
+        let groups = groups.into_iter().collect();
+        stages.push(Stage { segment, name, form, weights, groups, weight_bytes, lane: how.lane });
+    }
+    Ok(stages)
 }
 
 /// `segment` as a graph of ggml's.

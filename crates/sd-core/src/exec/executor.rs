@@ -1,5 +1,6 @@
-//! Running programs of one network on one device.
+//! Running programs of one network.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::cache::{Plan, SegmentSize};
@@ -11,30 +12,40 @@ use crate::ffi::{Backend, Dev};
 use crate::graph::Program;
 use crate::kernels::{CpuKernels, Pool};
 use crate::passes::adapters::Adapted;
-use crate::residency::{Home, Loader, Manager, ManagerOptions, Store};
+use crate::residency::{Loader, Manager, ManagerOptions, Store};
 use crate::tensor::{Tensor, WeightSource};
 
 /// How many lowered programs are kept.
 pub(super) const KEPT: usize = 4;
 
-/// Runs programs of one network on one device. Weights are loaded when first needed and stay while memory allows;
-/// lowered programs and workspace are reused. After an error it can be used as before.
-pub struct Runner {
+/// A device that computes.
+pub(super) struct Lane {
     pub(super) device: Arc<Device>,
     pub(super) dev: Dev,
     pub(super) backend: Backend,
+    /// The plan whose constants are in the device's buffer of crossing values, and that buffer.
+    pub(super) constants_of: Option<(usize, u64)>,
+}
+
+/// Runs programs of one network on one device, or on several that each run a part of the segments. Weights are loaded
+/// when first needed and stay while memory allows; lowered programs and workspace are reused. After an error it can be
+/// used as before.
+pub struct Runner {
+    device: Arc<Device>,
+    /// The device, then the others.
+    pub(super) lanes: Vec<Lane>,
     /// Threads of the kernels, started when a program first runs on them.
     pub(super) pool: Option<Pool>,
     pub(super) store: Store,
     pub(super) options: RunnerOptions,
     pub(super) plans: Vec<Plan>,
-    /// The plan whose constants are in the buffer of crossing values, and that buffer.
-    pub(super) constants_of: Option<(usize, u64)>,
     /// What loads weights ahead, started when that is first wanted.
     pub(super) loader: Option<Loader>,
     /// Plans made so far.
     pub(super) made: usize,
     pub(super) lowered: usize,
+    /// Which lane ran the units that end with these modules, when a program was last divided among several.
+    pub(super) divided: HashMap<String, usize>,
     pub(super) kernels: CpuKernels,
     adapted: Option<Arc<Adapted>>,
     /// Programs with adapters, by the signature of those without.
@@ -44,28 +55,32 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// A runner on `device` for a network whose weights are in `source`.
+    /// A runner on `device`, and on the others of `options`, for a network whose weights are in `source`.
     ///
     /// # Errors
-    /// The device cannot be opened.
+    /// A device cannot be opened.
     pub fn new(device: Arc<Device>, source: Arc<dyn WeightSource>, options: RunnerOptions) -> Result<Runner> {
-        let dev = device.layout()?;
-        let backend = Backend::new(dev, threads(options.threads))?;
+        let mut devices = vec![device.clone()];
+        devices.extend(options.others.iter().cloned());
+        let lane = |device: &Arc<Device>| {
+            let dev = device.layout()?;
+            let backend = Backend::new(dev, threads(options.threads))?;
+            Ok(Lane { device: device.clone(), dev, backend, constants_of: None })
+        };
+        let lanes = devices.iter().map(lane).collect::<Result<Vec<Lane>>>()?;
         let manager = options.manager.clone().unwrap_or_else(|| Manager::new(ManagerOptions::default()));
-        let home = options.home.clone().unwrap_or_else(|| Home::Device(device.clone()));
-        let store = Store::new(manager, &options.module, home, std::slice::from_ref(&device), source);
+        let store = Store::new(manager, &options.module, options.home.clone(), &devices, source);
         Ok(Runner {
             device,
-            dev,
-            backend,
+            lanes,
             pool: None,
             store,
             options,
             plans: Vec::new(),
-            constants_of: None,
             loader: None,
             made: 0,
             lowered: 0,
+            divided: HashMap::new(),
             kernels: CpuKernels::Auto,
             adapted: None,
             rewritten: Vec::new(),
@@ -94,7 +109,7 @@ impl Runner {
         Ok(Some(made))
     }
 
-    /// Where it runs.
+    /// Where it runs; the first of several.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -198,6 +213,7 @@ mod tests {
     use super::super::cache::Form;
     use super::*;
     use crate::graph::{AttentionOptions, Graph};
+    use crate::residency::Home;
     use crate::scope::{Scope, tests::Shapes};
 
     #[test]

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernels::can_read;
@@ -23,9 +24,12 @@ pub struct RunnerOptions {
     pub precision: Precision,
     /// What messages and reports call the network.
     pub module: String,
-    /// Where its weights are between uses; `None` for the device that computes.
+    /// Where its weights are between uses; `None` for the devices that compute, each of which has those of its part.
     pub home: Option<Home>,
-    /// Who keeps the accounts of the device; `None` for one of the runner's own.
+    /// Further devices. Each runs a part of a program, one after the other, where the first has too little memory for
+    /// all of it.
+    pub others: Vec<Arc<Device>>,
+    /// Who keeps the accounts of the devices; `None` for one of the runner's own.
     pub manager: Option<Arc<Manager>>,
 }
 

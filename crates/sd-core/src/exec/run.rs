@@ -1,15 +1,16 @@
 //! A run: segment by segment, weights and memory first.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::cache::{Carried, Form, Plan, Stage, phase};
-use super::executor::Runner;
+use super::executor::{Lane, Runner};
 use super::threads;
 use crate::cancel::CancelToken;
 use crate::device::{Cells, Device};
 use crate::error::{Error, Result};
-use crate::ffi::{Backend, Buffer, Dev};
+use crate::ffi::Buffer;
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{Memory, Pool, run};
 use crate::lower::{bytes, given, tensor};
@@ -31,14 +32,14 @@ impl Drop for Busy {
 
 /// What a stage wants of the weights.
 fn want<'a>(stage: &'a Stage, workspace: usize, cancel: &'a CancelToken) -> Want<'a> {
-    Want { lane: 0, groups: &stage.groups, workspace, segment: &stage.name, cancel }
+    Want { lane: stage.lane, groups: &stage.groups, workspace, segment: &stage.name, cancel }
 }
 
 /// Weights for stages to come. It is best effort: what it does not bring is loaded when its stage is reached.
 struct Ahead {
     wanted: bool,
-    /// The stage whose weights are being loaded.
-    pending: Option<(usize, Pending)>,
+    /// The stage whose weights are being loaded, and its device's number.
+    pending: Option<(usize, usize, Pending)>,
     /// What keeps the weights of later stages that are there.
     kept: Vec<(usize, Vec<Pins>)>,
     /// The first stage that was not looked at.
@@ -52,14 +53,14 @@ impl Ahead {
 
     /// Waits for weights of stage `i` that are being loaded.
     fn reach(&mut self, i: usize, store: &mut Store) {
-        if let Some((stage, pending)) = self.pending.take_if(|p| p.0 <= i) {
-            self.take(stage, pending, store);
+        if let Some(pending) = self.pending.take_if(|p| p.0 <= i) {
+            self.take(pending, store);
         }
     }
 
-    fn take(&mut self, stage: usize, pending: Pending, store: &mut Store) {
+    fn take(&mut self, (stage, lane, pending): (usize, usize, Pending), store: &mut Store) {
         let (loaded, failed) = pending.wait();
-        self.kept.push((stage, loaded.into_iter().map(|l| store.accept(0, l)).collect()));
+        self.kept.push((stage, loaded.into_iter().map(|l| store.accept(lane, l)).collect()));
         match failed {
             None | Some(NotLoaded::Refused(Refusal::Limit { .. })) => {}
             // The stage meets the same error, or does without.
@@ -78,8 +79,8 @@ impl Ahead {
     /// Keeps nothing any more, so that all memory is there for the stage that runs; whether that is a change.
     fn give_up(&mut self, store: &mut Store) -> bool {
         let was = self.pending.is_some() || !self.kept.is_empty();
-        if let Some((stage, pending)) = self.pending.take() {
-            self.take(stage, pending, store);
+        if let Some(pending) = self.pending.take() {
+            self.take(pending, store);
         }
         self.kept.clear();
         self.wanted = false;
@@ -88,21 +89,14 @@ impl Ahead {
 
     /// While stage `i` computes, begins to load the weights of the next stage that lacks some. Those of the stages
     /// between them stay.
-    fn queue(
-        &mut self,
-        i: usize,
-        stages: &[Stage],
-        workspace: usize,
-        store: &Store,
-        loader: &mut Option<Loader>,
-        cancel: &CancelToken,
-    ) {
+    fn queue(&mut self, i: usize, plan: &Plan, store: &Store, loader: &mut Option<Loader>, cancel: &CancelToken) {
         if !self.wanted || self.pending.is_some() {
             return;
         }
         self.next = self.next.max(i + 1);
-        while let Some(stage) = stages.get(self.next) {
-            let Ok((pins, loads)) = store.loads(want(stage, workspace, cancel), EventKind::Prefetch) else {
+        while let Some(stage) = plan.stages.get(self.next) {
+            let want = want(stage, plan.share(stage.lane).workspace, cancel);
+            let Ok((pins, loads)) = store.loads(want, EventKind::Prefetch) else {
                 return;
             };
             let at = self.next;
@@ -110,7 +104,7 @@ impl Ahead {
             self.kept.push((at, vec![pins]));
             if loads.is_empty() {
                 // Of pages, those of one stage are asked for at a time.
-                if store.streams(0) {
+                if store.streams(stage.lane) {
                     return;
                 }
                 continue;
@@ -119,7 +113,7 @@ impl Ahead {
                 *loader = Loader::start().inspect_err(|e| tracing::debug!("{e}")).ok();
             }
             let begun = loader.as_ref().and_then(|l| l.begin(loads.into_iter().map(|l| l.0).collect()));
-            self.pending = begun.map(|p| (at, p));
+            self.pending = begun.map(|p| (at, stage.lane, p));
             if self.pending.is_none() {
                 // The thread ended; another run may start a new one.
                 *loader = None;
@@ -133,16 +127,46 @@ impl Ahead {
 /// What stays the same from stage to stage.
 struct Run<'a> {
     program: &'a Program,
-    dev: Dev,
-    /// Places in the buffer of crossing values.
-    places: HashMap<Carried, usize>,
-    carried: Space,
+    /// Places in the buffers of crossing values.
+    places: HashMap<(usize, Carried), usize>,
+    /// Those buffers, of each device that runs a stage.
+    carried: Vec<Option<Carrier>>,
     given: HashMap<Var, &'a Tensor>,
-    /// Inputs and constants that are there.
-    uploaded: HashSet<Var>,
+    /// Values on their way to other devices than the one with this number.
+    sent: HashMap<Var, (usize, Value<'static>)>,
+    /// Inputs, constants and values of other devices that are there.
+    uploaded: HashSet<(usize, Var)>,
+    cancel: &'a CancelToken,
+}
+
+/// A buffer of crossing values.
+struct Carrier {
+    space: Space,
     /// Whether constants are to be written.
     constants: bool,
-    cancel: &'a CancelToken,
+}
+
+/// A value in main memory.
+enum Value<'a> {
+    Data(Cow<'a, Data>),
+    /// What stands for it on pretend devices.
+    Number(u64),
+}
+
+impl Value<'_> {
+    fn data(&self) -> Result<&Data> {
+        match self {
+            Value::Data(data) => Ok(data),
+            Value::Number(_) => Err(Error::internal("a value of a pretend device")),
+        }
+    }
+
+    fn number(&self) -> u64 {
+        match self {
+            Value::Data(data) => given(data),
+            Value::Number(n) => *n,
+        }
+    }
 }
 
 impl Runner {
@@ -154,42 +178,50 @@ impl Runner {
         inputs: &[(&str, &Tensor)],
         cancel: &CancelToken,
     ) -> Result<Vec<Tensor>> {
-        let Runner { dev, device, backend, pool, store, options, plans, constants_of, loader, .. } = self;
+        let Runner { lanes, pool, store, options, plans, loader, .. } = self;
         let Some(plan) = plans.get_mut(at) else { return Err(Error::internal("no such plan")) };
         let given = bind(program, plan, inputs)?;
         let (manager, module) = (store.manager().clone(), store.module());
         manager.begin(module);
         let busy = Busy { manager: manager.clone(), module };
+        let devices: Vec<Arc<Device>> = lanes.iter().map(|l| l.device.clone()).collect();
         let refuse = |plan: &Plan, stage: &Stage, r: Refusal, store: &Store, doing: &str| {
             let r = match r {
                 Refusal::Failed(e) => Refusal::Failed(e.context(doing)),
                 limit => limit,
             };
-            refused(plan, stage, r, device, store, &options.module)
-        };
-        let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
-        let Some(first) = plan.stages.first() else {
-            return finished(outputs, program, &given, store);
-        };
-        let asker = store.asker(0, first.form.workspace());
-        // What the first stage reads stays while others make room.
-        let carried = loop {
-            let pins = store.loads(want(first, 0, cancel), EventKind::Load)?.0;
-            manager.trim(asker);
-            let carried = manager.room(RoomKind::Carried, plan.carried_size, 0, asker);
-            drop(pins);
-            match carried {
-                Err(Refusal::Limit { .. }) if store.shed(want(first, 0, cancel)) => {}
-                Err(r) => return Err(refuse(plan, first, r, store, "allocating values between segments")),
-                Ok(carried) => break carried,
+            match devices.get(stage.lane) {
+                Some(device) => refused(plan, stage, r, device, store, &options.module),
+                None => Error::internal("no such device"),
             }
         };
-        let constants = *constants_of != Some((plan.id, carried.serial()));
-        *constants_of = None;
+        let mut outputs: Vec<Option<Tensor>> = program.outputs().iter().map(|_| None).collect();
+        let mut carried: Vec<Option<Carrier>> = Vec::new();
+        for (number, lane) in lanes.iter_mut().enumerate() {
+            let Some(first) = plan.stages.iter().find(|s| s.lane == number) else {
+                carried.push(None);
+                continue;
+            };
+            let asker = store.asker(number, first.form.workspace());
+            // What the device's first stage reads stays while others make room.
+            let space = loop {
+                let pins = store.loads(want(first, 0, cancel), EventKind::Load)?.0;
+                manager.trim(asker);
+                let carried = manager.room(RoomKind::Carried, plan.share(number).carried, 0, asker);
+                drop(pins);
+                match carried {
+                    Err(Refusal::Limit { .. }) if store.shed(want(first, 0, cancel)) => {}
+                    Err(r) => return Err(refuse(plan, first, r, store, "allocating values between segments")),
+                    Ok(carried) => break carried,
+                }
+            };
+            let constants = lane.constants_of != Some((plan.id, space.serial()));
+            lane.constants_of = None;
+            carried.push(Some(Carrier { space, constants }));
+        }
         let places = std::mem::take(&mut plan.carried);
-        let uploaded = HashSet::new();
-        let mut run =
-            Run { program, dev: *dev, places, carried: carried.clone(), given, uploaded, constants, cancel };
+        let (sent, uploaded) = Default::default();
+        let mut run = Run { program, places, carried, given, sent, uploaded, cancel };
         let mut ahead = Ahead::new(manager.options().prefetch && plan.stages.len() > 1);
         let mut all = |ahead: &mut Ahead, store: &mut Store| -> Result<()> {
             for i in 0..plan.stages.len() {
@@ -197,12 +229,12 @@ impl Runner {
                 ahead.reach(i, store);
                 let Some(stage) = plan.stages.get(i) else { continue };
                 let want = want(stage, stage.form.workspace(), cancel);
-                let asker = store.asker(0, want.workspace);
+                let (asker, liked) = (store.asker(stage.lane, want.workspace), plan.share(stage.lane).workspace);
                 let (held, space) = loop {
                     let mut doing = "loading weights";
                     let both = store.ensure(want, &stage.weights).and_then(|held| {
                         doing = "allocating workspace";
-                        let room = manager.room(RoomKind::Workspace, want.workspace, plan.workspace, asker);
+                        let room = manager.room(RoomKind::Workspace, want.workspace, liked, asker);
                         room.map(|space| (held, space)).map_err(NotLoaded::Refused)
                     });
                     match both {
@@ -215,10 +247,11 @@ impl Runner {
                 };
                 ahead.ran(i);
                 cancel.check()?;
-                ahead.queue(i, &plan.stages, plan.workspace, store, loader, cancel);
+                ahead.queue(i, plan, store, loader, cancel);
                 let Some(stage) = plan.stages.get_mut(i) else { continue };
+                let lane = lanes.get_mut(stage.lane).ok_or_else(|| Error::internal("no such device"))?;
                 let started = manager.now();
-                run.stage(i, stage, &space, &held.places, backend, || {
+                run.stage(i, stage, &space, &held.places, lane, || {
                     Ok(match pool {
                         Some(pool) => pool,
                         None => pool.insert(Pool::new(threads(options.threads))?),
@@ -226,9 +259,10 @@ impl Runner {
                 })?;
                 manager.note(started, EventKind::Compute, asker, &stage.name, asker.workspace);
                 held.used().map_err(|e| phase(e, &stage.name, "computing"))?;
-                drop(held);
+                drop((held, space));
                 manager.rest(module, Some(RoomKind::Workspace));
-                run.results(stage, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;
+                let sent = plan.sent.get(i).map_or(&[][..], Vec::as_slice);
+                run.results(stage, sent, &mut outputs).map_err(|e| phase(e, &stage.name, "reading results"))?;
             }
             Ok(())
         };
@@ -236,7 +270,9 @@ impl Runner {
         ahead.give_up(store);
         plan.carried = std::mem::take(&mut run.places);
         done?;
-        *constants_of = Some((plan.id, carried.serial()));
+        for (lane, carrier) in lanes.iter_mut().zip(&run.carried) {
+            lane.constants_of = carrier.as_ref().map(|c| (plan.id, c.space.serial()));
+        }
         drop(busy);
         finished(outputs, program, &run.given, store)
     }
@@ -257,22 +293,31 @@ impl Runner {
 }
 
 impl<'a> Run<'a> {
-    fn place(&self, c: Carried) -> Result<usize> {
-        self.places.get(&c).copied().ok_or_else(|| match c {
+    fn place(&self, lane: usize, c: Carried) -> Result<usize> {
+        self.places.get(&(lane, c)).copied().ok_or_else(|| match c {
             Carried::Value(v) => Error::internal(format!("{} has no place", self.program.describe(v))),
             Carried::Added(..) => Error::internal("a constant has no place"),
         })
     }
 
-    /// What is to be written before `v` is read for the first time.
-    fn fresh(&mut self, v: Var) -> Option<&'a Data> {
+    fn carrier(&self, lane: usize) -> Result<&Carrier> {
+        self.carried.get(lane).and_then(Option::as_ref).ok_or_else(|| Error::internal("a device has no room"))
+    }
+
+    /// What is to be written before `v` is read for the first time on a device.
+    fn fresh(&mut self, lane: usize, v: Var) -> Option<Value<'_>> {
         let program: &'a Program = self.program;
-        let data = match &program.node(v).op {
-            Op::Constant(t) if self.constants => t.data(),
-            Op::Input(_) => self.given.get(&v)?.data(),
-            _ => return None,
+        let constants = self.carrier(lane).is_ok_and(|c| c.constants);
+        let value = match &program.node(v).op {
+            Op::Constant(t) if constants => Value::Data(Cow::Borrowed(t.data())),
+            Op::Input(_) => Value::Data(Cow::Borrowed(self.given.get(&v)?.data())),
+            _ => match self.sent.get(&v)? {
+                (made, _) if *made == lane => return None,
+                (_, Value::Data(data)) => Value::Data(Cow::Borrowed(data)),
+                (_, Value::Number(n)) => Value::Number(*n),
+            },
         };
-        self.uploaded.insert(v).then_some(data)
+        self.uploaded.insert((lane, v)).then_some(value)
     }
 
     /// Computes stage number `i` in `space`. `weights` are in the order of its.
@@ -282,10 +327,12 @@ impl<'a> Run<'a> {
         stage: &mut Stage,
         space: &Space,
         weights: &[(Space, usize)],
-        backend: &mut Backend,
+        lane: &mut Lane,
         pool: impl FnOnce() -> Result<&'p mut Pool>,
     ) -> Result<()> {
-        let Stage { form, name, .. } = stage;
+        let Stage { form, name, lane: number, .. } = stage;
+        let number = *number;
+        let carried = self.carrier(number)?.space.clone();
         match form {
             Form::Host(h) => {
                 let mut buffers: Vec<(Arc<Buffer>, usize)> = vec![(space.ggml()?.clone(), 0)];
@@ -296,10 +343,11 @@ impl<'a> Run<'a> {
                         let (space, offset) = weights.next().ok_or_else(missing)?;
                         (space.ggml()?.clone(), *offset)
                     } else {
-                        let offset = self.place(Carried::Value(v))?;
-                        let carried = self.carried.ggml()?.clone();
-                        if let Some(data) = self.fresh(v) {
-                            write(&carried, offset, data).map_err(|e| phase(e, name, "preparing"))?;
+                        let offset = self.place(number, Carried::Value(v))?;
+                        let carried = carried.ggml()?.clone();
+                        if let Some(value) = self.fresh(number, v) {
+                            let written = value.data().and_then(|data| write(&carried, offset, data));
+                            written.map_err(|e| phase(e, name, "preparing"))?;
                         }
                         (carried, offset)
                     });
@@ -316,9 +364,10 @@ impl<'a> Run<'a> {
                         let (space, offset) = weights.next().ok_or_else(missing)?;
                         (space.noop()?.clone(), *offset)
                     } else {
-                        let (cells, offset) = (self.carried.noop()?.clone(), self.place(Carried::Value(v))?);
-                        if let Some(data) = self.fresh(v) {
-                            cells.write(offset, bytes(self.program, v), given(data))?;
+                        let offset = self.place(number, Carried::Value(v))?;
+                        let (cells, bytes) = (carried.noop()?.clone(), bytes(self.program, v));
+                        if let Some(value) = self.fresh(number, v) {
+                            cells.write(offset, bytes, value.number())?;
                         }
                         (cells, offset)
                     });
@@ -327,17 +376,19 @@ impl<'a> Run<'a> {
                 n.run(space.noop()?, &places).map_err(|e| phase(e, name, "computing"))
             }
             Form::Ggml(l) => {
-                let carried = self.carried.ggml()?.clone();
+                let carried = carried.ggml()?.clone();
+                let dev = lane.dev;
+                let constants = self.carrier(number)?.constants;
                 let space = space.ggml()?.clone();
                 let mut held: Vec<Arc<Buffer>> = vec![carried.clone(), space.clone()];
                 let mut weights = weights.iter();
                 let mut prepare = || -> Result<()> {
                     for &(id, offset) in &l.layout.places {
-                        l.ctx.place(id, &space, offset, self.dev)?;
+                        l.ctx.place(id, &space, offset, dev)?;
                     }
                     for (k, (id, data)) in l.constants.iter().enumerate() {
-                        l.ctx.place(*id, &carried, self.place(Carried::Added(i, k))?, self.dev)?;
-                        if self.constants {
+                        l.ctx.place(*id, &carried, self.place(number, Carried::Added(i, k))?, dev)?;
+                        if constants {
                             l.ctx.write_elements(*id, &carried, data)?;
                         }
                     }
@@ -346,48 +397,61 @@ impl<'a> Run<'a> {
                             let missing = || Error::internal(format!("{} has no place", w.name()));
                             let (space, offset) = weights.next().ok_or_else(missing)?;
                             let buffer = space.ggml()?.clone();
-                            l.ctx.place(id, &buffer, *offset, self.dev)?;
+                            l.ctx.place(id, &buffer, *offset, dev)?;
                             held.push(buffer);
                         } else {
-                            l.ctx.place(id, &carried, self.place(Carried::Value(v))?, self.dev)?;
-                            if let Some(data) = self.fresh(v) {
-                                l.ctx.write_elements(id, &carried, data)?;
+                            l.ctx.place(id, &carried, self.place(number, Carried::Value(v))?, dev)?;
+                            if let Some(value) = self.fresh(number, v) {
+                                l.ctx.write_elements(id, &carried, value.data()?)?;
                             }
                         }
                     }
                     Ok(())
                 };
                 prepare().map_err(|e| phase(e, name, "preparing"))?;
-                l.ctx.compute(&mut l.graph, backend, &held, self.cancel).map_err(|e| phase(e, name, "computing"))
+                l.ctx
+                    .compute(&mut l.graph, &mut lane.backend, &held, self.cancel)
+                    .map_err(|e| phase(e, name, "computing"))
             }
         }
     }
 
-    /// Copies out what `stage` made of the program's outputs.
-    fn results(&self, stage: &Stage, outputs: &mut [Option<Tensor>]) -> Result<()> {
+    /// Copies out what `stage` made of the program's outputs, and what is `sent` to other devices.
+    fn results(&mut self, stage: &Stage, sent: &[Var], outputs: &mut [Option<Tensor>]) -> Result<()> {
         for &v in &stage.segment.writes {
             for (slot, _) in outputs.iter_mut().zip(self.program.outputs()).filter(|(_, o)| **o == v) {
                 let dims = self.program.node(v).shape;
-                if let Form::Noop(_) = &stage.form {
-                    let value = self.carried.noop()?.read(self.place(Carried::Value(v))?)?;
-                    *slot = Some(tensor(dims.dims(), value)?);
-                    continue;
-                }
-                let mut values = vec![0.0; dims.elements()];
-                match &stage.form {
-                    Form::Host(_) | Form::Noop(_) => {
-                        self.carried.ggml()?.read(self.place(Carried::Value(v))?, &mut values)?;
-                    }
-                    Form::Ggml(l) => {
-                        let id = l.writes.iter().find(|w| w.0 == v).map(|w| w.1);
-                        let id = id.ok_or_else(|| Error::internal("a result has no tensor"))?;
-                        l.ctx.read(id, self.carried.ggml()?, &mut values)?;
-                    }
-                }
-                *slot = Some(Tensor::f32(dims.dims(), values)?);
+                *slot = Some(match self.read(stage, v)? {
+                    Value::Data(data) => Tensor::new(dims.dims(), data.into_owned())?,
+                    Value::Number(n) => tensor(dims.dims(), n)?,
+                });
             }
         }
+        for &v in sent {
+            let value = self.read(stage, v)?;
+            self.sent.insert(v, (stage.lane, value));
+        }
         Ok(())
+    }
+
+    /// A value that `stage` made.
+    fn read(&self, stage: &Stage, v: Var) -> Result<Value<'static>> {
+        let space = &self.carrier(stage.lane)?.space;
+        let offset = || self.place(stage.lane, Carried::Value(v));
+        let mut values = Vec::new();
+        if !matches!(stage.form, Form::Noop(_)) {
+            values.resize(self.program.node(v).shape.elements(), 0.0);
+        }
+        match &stage.form {
+            Form::Noop(_) => return Ok(Value::Number(space.noop()?.read(offset()?)?)),
+            Form::Host(_) => space.ggml()?.read(offset()?, &mut values)?,
+            Form::Ggml(l) => {
+                let id = l.writes.iter().find(|w| w.0 == v).map(|w| w.1);
+                let id = id.ok_or_else(|| Error::internal("a result has no tensor"))?;
+                l.ctx.read(id, space.ggml()?, &mut values)?;
+            }
+        }
+        Ok(Value::Data(Cow::Owned(Data::F32(values))))
     }
 }
 

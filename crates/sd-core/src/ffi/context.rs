@@ -387,6 +387,18 @@ impl Context {
         buffer.dev().check()
     }
 
+    /// Copies out part of a tensor placed in `buffer`, from byte `at` on, as it is stored.
+    pub(crate) fn read_part(&self, id: Id, buffer: &Buffer, at: usize, out: &mut [u8]) -> Result<()> {
+        let whole = self.bytes(id)?;
+        let raw = self.check_in(id, buffer, whole)?;
+        if at.checked_add(out.len()).is_none_or(|end| end > whole) {
+            return Err(Error::internal(format!("{at} and {} bytes of {whole}", out.len())));
+        }
+        // SAFETY: the tensor lies in the live `buffer` and has that many bytes from `at` on.
+        unsafe { sys::ggml_backend_tensor_get(raw, out.as_mut_ptr().cast(), at, out.len()) };
+        buffer.dev().check()
+    }
+
     /// The graph that computes `wanted`, in that order, each after what it needs.
     pub(crate) fn graph(&self, wanted: &[Id]) -> Result<Graph> {
         let size = self.len().max(1);

@@ -73,21 +73,25 @@ impl Sizes {
         self.weights_of(range.clone()) + self.workspace_of(range) + self.carried
     }
 
-    /// Segments, each of which needs at most `capacity` bytes while it runs: the fewest that leave all weights in
-    /// memory if they fit beside the workspace of some cut, else the fewest that do not exceed a part of the memory,
-    /// so that few weights have to move at each run.
+    /// The unit of these that needs most.
+    fn largest(&self, units: Range<usize>) -> Option<TooLarge> {
+        units.map(|unit| TooLarge { unit, need: self.need(unit..unit + 1) }).max_by_key(|t| t.need)
+    }
+
+    /// Segments of the units `of`, each of which needs at most `capacity` bytes while it runs: the fewest that leave all
+    /// weights in memory if they fit beside the workspace of some cut, else the fewest that do not exceed a part of the
+    /// memory, so that few weights have to move at each run.
     ///
     /// # Errors
     /// A unit by itself needs more.
-    pub(crate) fn merge(&self, capacity: usize) -> Result<Vec<Range<usize>>, TooLarge> {
-        let n = self.units.len();
-        let largest = (0..n).map(|unit| TooLarge { unit, need: self.need(unit..unit + 1) }).max_by_key(|t| t.need);
-        if let Some(too_large) = largest.filter(|t| t.need > capacity) {
+    pub(crate) fn merge(&self, of: Range<usize>, capacity: usize) -> Result<Vec<Range<usize>>, TooLarge> {
+        if let Some(too_large) = self.largest(of.clone()).filter(|t| t.need > capacity) {
             return Err(too_large);
         }
-        let all = self.weights_of(0..n);
-        let least = self.units.iter().map(|u| u.workspace).max().unwrap_or(0);
-        let most = self.units.iter().map(|u| self.weights_of_unit(u)).max().unwrap_or(0);
+        let units = || self.units.get(of.clone()).unwrap_or_default().iter();
+        let all = self.weights_of(of.clone());
+        let least = units().map(|u| u.workspace).max().unwrap_or(0);
+        let most = units().map(|u| self.weights_of_unit(u)).max().unwrap_or(0);
         let (weights, workspace) = match capacity.checked_sub(all + self.carried) {
             Some(workspace) if workspace >= least => (usize::MAX, workspace),
             _ => {
@@ -102,12 +106,65 @@ impl Sizes {
                 && self.need(r) <= capacity
         };
         let mut out = Vec::new();
-        let mut start = 0;
-        while start < n {
+        let mut start = of.start;
+        while start < of.end {
             let mut end = start + 1;
-            while end < n && fits(start..end + 1) {
+            while end < of.end && fits(start..end + 1) {
                 end += 1;
             }
+            out.push(start..end);
+            start = end;
+        }
+        Ok(out)
+    }
+
+    /// The units that each of several devices runs, one device after the other: as little as can be exceeds what they give,
+    /// which is `capacities` in bytes, as that has to be loaded at every run; and the first devices have as much as they
+    /// can. `before` is for each unit the device that had it, if that is known, which is kept where it is as good.
+    ///
+    /// # Errors
+    /// A unit needs more than any device gives.
+    pub(crate) fn share(
+        &self,
+        capacities: &[usize],
+        before: Option<&[usize]>,
+    ) -> Result<Vec<Range<usize>>, TooLarge> {
+        let n = self.units.len();
+        // What units exceed a capacity by, if each of them fits.
+        let excess = |range: Range<usize>, capacity: usize| -> Option<usize> {
+            let fits = self.largest(range.clone()).is_none_or(|t| t.need <= capacity);
+            fits.then(|| if range.is_empty() { 0 } else { self.need(range).saturating_sub(capacity) })
+        };
+        // From unit `i` on, with the devices from one on: the least excess, and where the first of them ends.
+        let mut best: Vec<Option<(usize, usize)>> = vec![None; n];
+        best.push(Some((0, n)));
+        let mut choices = Vec::new();
+        for &capacity in capacities.iter().rev() {
+            let from = |i: usize| {
+                let choice = |end: usize| {
+                    let rest = best.get(end).copied().flatten()?.0;
+                    Some((rest + excess(i..end, capacity)?, end))
+                };
+                // More units at once need no less.
+                (i..=n).filter_map(choice).min_by_key(|&(excess, end)| (excess, std::cmp::Reverse(end)))
+            };
+            best = (0..=n).map(from).collect();
+            choices.push(best.clone());
+        }
+        let Some(least) = choices.last().and_then(|c| *c.first()?) else {
+            // A device that could run the largest could run all.
+            return Err(self.largest(0..n).unwrap_or(TooLarge { unit: 0, need: 0 }));
+        };
+        if let Some(ranges) = before.and_then(|b| ranges(b, capacities.len())) {
+            let each = ranges.iter().zip(capacities).map(|(r, &c)| excess(r.clone(), c));
+            if each.sum::<Option<usize>>() == Some(least.0) {
+                return Ok(ranges);
+            }
+        }
+        let mut start = 0;
+        let mut out = Vec::new();
+        for choice in choices.iter().rev() {
+            let end = choice.get(start).copied().flatten().map_or(n, |c| c.1);
             out.push(start..end);
             start = end;
         }
@@ -117,6 +174,13 @@ impl Sizes {
     fn weights_of_unit(&self, unit: &Unit) -> usize {
         unit.weights.iter().filter_map(|&w| self.weights.get(w)).sum()
     }
+}
+
+/// The ranges of units that have each of `count` numbers, if numbers only grow.
+fn ranges(numbers: &[usize], count: usize) -> Option<Vec<Range<usize>>> {
+    let grow = numbers.is_sorted() && numbers.iter().all(|&k| k < count);
+    let range = |k: usize| numbers.partition_point(|&m| m < k)..numbers.partition_point(|&m| m <= k);
+    grow.then(|| (0..count).map(range).collect())
 }
 
 #[cfg(test)]
@@ -134,7 +198,7 @@ mod tests {
 
     /// Where segments end.
     fn ends(s: &Sizes, capacity: usize) -> Vec<usize> {
-        s.merge(capacity).unwrap().into_iter().map(|r| r.end).collect()
+        s.merge(0..s.units.len(), capacity).unwrap().into_iter().map(|r| r.end).collect()
     }
 
     #[test]
@@ -158,21 +222,53 @@ mod tests {
     #[test]
     fn too_little_memory_names_the_unit() {
         let mut s = sizes(&[100, 300, 200], 50, 10);
-        assert_eq!(s.merge(369), Err(TooLarge { unit: 1, need: 370 }));
+        assert_eq!(s.merge(0..3, 369), Err(TooLarge { unit: 1, need: 370 }));
         assert_eq!(ends(&s, 370), [1, 2, 3]);
         s.units[2].workspace = 500;
-        assert_eq!(s.merge(400), Err(TooLarge { unit: 2, need: 720 }));
-        assert!(Sizes::default().merge(0).unwrap().is_empty());
+        assert_eq!(s.merge(0..3, 400), Err(TooLarge { unit: 2, need: 720 }));
+        assert!(Sizes::default().merge(0..0, 0).unwrap().is_empty());
     }
 
     #[test]
     fn segments_that_move_are_a_part_of_the_memory() {
         let s = sizes(&[10; 100], 0, 0);
         // An eighth of 800 is 80.
-        assert_eq!(s.merge(820).unwrap().iter().map(|r| r.len()).max(), Some(8));
-        assert_eq!(s.merge(820).unwrap().len(), 13);
+        assert_eq!(s.merge(0..100, 820).unwrap().iter().map(|r| r.len()).max(), Some(8));
+        assert_eq!(s.merge(0..100, 820).unwrap().len(), 13);
         // Units larger than that go one by one.
-        assert_eq!(s.merge(95).unwrap().len(), 100);
+        assert_eq!(s.merge(0..100, 95).unwrap().len(), 100);
+    }
+
+    #[test]
+    fn devices_share_units_in_their_order() {
+        let s = sizes(&[100; 6], 50, 10);
+        let share = |capacities: &[usize], before: Option<&[usize]>| {
+            s.share(capacities, before).map(|r| r.into_iter().map(|r| r.len()).collect::<Vec<_>>())
+        };
+        // One unit needs 170, each further one 100 more, and 10 for what lives between units.
+        for (capacities, want) in [
+            (&[690][..], &[6][..]),
+            (&[690, 690], &[6, 0]),
+            (&[689, 690], &[5, 1]),
+            // Three fit into 390.
+            (&[400, 400], &[3, 3]),
+            (&[170, 1000], &[1, 5]),
+            (&[100, 1000], &[0, 6]),
+            (&[1000, 100], &[6, 0]),
+            (&[280, 280, 280], &[2, 2, 2]),
+            (&[usize::MAX, usize::MAX], &[6, 0]),
+            // Too little for all.
+            (&[170, 170], &[5, 1]),
+            (&[170, 400], &[1, 5]),
+        ] {
+            assert_eq!(share(capacities, None).unwrap(), want, "{capacities:?}");
+        }
+        // As good as before stays as it was.
+        assert_eq!(share(&[690, 690], Some(&[0, 0, 1, 1, 1, 1])), Ok(vec![2, 4]));
+        assert_eq!(share(&[300, 690], Some(&[0, 0, 0, 0, 0, 1])), Ok(vec![2, 4]));
+        assert_eq!(share(&[690, 690], Some(&[0, 1, 0, 1, 1, 1])), Ok(vec![6, 0]));
+        assert_eq!(share(&[690, 690], Some(&[0, 0, 2, 2, 2, 2])), Ok(vec![6, 0]));
+        assert_eq!(share(&[169, 169], None), Err(TooLarge { unit: 5, need: 170 }));
     }
 
     #[test]
@@ -198,7 +294,7 @@ mod tests {
                 s.crossing.push(Crossing { made: i, read: i + random(n - i), bytes: random(10) });
             }
             let capacity = random(1500);
-            match s.merge(capacity) {
+            match s.merge(0..s.units.len(), capacity) {
                 Ok(ranges) => {
                     assert!(ranges.iter().all(|r| !r.is_empty() && s.need(r.clone()) <= capacity), "{s:?}");
                     assert_eq!(

@@ -18,6 +18,7 @@ use crate::tensor::{Advice, Bytes, WeightSource};
 use crate::trace::EventKind;
 
 /// A weight that is to be loaded.
+#[derive(Clone)]
 pub(crate) struct Item {
     pub(crate) id: WeightId,
     pub(crate) weight: Weight,
@@ -36,6 +37,8 @@ pub(crate) struct Load {
     /// The run of nodes that first reads them.
     pub(crate) unit: usize,
     pub(crate) items: Vec<Item>,
+    /// The device that they come from.
+    pub(crate) shelf: Option<Shelf>,
     /// Whether their bytes are wanted for main memory.
     pub(crate) keeps: bool,
     /// Load, or prefetch.
@@ -47,6 +50,16 @@ pub(crate) struct Load {
     pub(crate) asked: Duration,
 }
 
+/// A device that weights come from.
+pub(crate) struct Shelf {
+    pub(crate) device: Arc<Device>,
+    pub(crate) who: Asker,
+    /// Where each is there, if it is.
+    pub(crate) places: Vec<Option<(Space, usize)>>,
+    /// What keeps them there.
+    pub(crate) _pins: Pins,
+}
+
 /// Weights that were loaded.
 pub(crate) struct Loaded {
     pub(crate) chunk: u64,
@@ -55,6 +68,8 @@ pub(crate) struct Loaded {
     pub(crate) ids: Vec<WeightId>,
     /// What main memory is to keep.
     pub(crate) kept: Vec<(WeightId, Bytes)>,
+    /// Those that were put on the shelf first.
+    pub(crate) shelved: Option<Box<Loaded>>,
     /// When they are there, on the clock of a pretend device.
     pub(crate) there: Duration,
 }
@@ -94,6 +109,22 @@ impl Drop for Reserved<'_> {
 impl Load {
     /// Loads the weights, in their order. Stops between two of them when cancelled.
     pub(crate) fn run(&self) -> Result<Loaded, NotLoaded> {
+        let (shelved, sources) = self.shelve()?;
+        match self.bring(&sources) {
+            Ok(loaded) => Ok(Loaded { shelved: shelved.map(Box::new), ..loaded }),
+            Err(e) => {
+                // Nobody would know of what is there.
+                if let Some(Loaded { chunk, pins, .. }) = shelved {
+                    drop((sources, pins));
+                    self.manager.release(self.who.module, |id| id == chunk);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// Loads the weights, from `sources` where they are on another device.
+    fn bring(&self, sources: &[Option<(Space, usize)>]) -> Result<Loaded, NotLoaded> {
         let started = self.manager.now();
         let mut places: Vec<Option<(Space, usize)>> = self.items.iter().map(|_| None).collect();
         let mut kept = Vec::new();
@@ -119,7 +150,7 @@ impl Load {
             }
         }
         let left: Vec<usize> = (0..places.len()).filter(|&i| places.get(i).is_some_and(Option::is_none)).collect();
-        let bytes = lent + self.upload(&left, &mut places, &mut kept, lent)?;
+        let bytes = lent + self.upload(&left, sources, &mut places, &mut kept, lent)?;
         let places = places.into_iter().flatten().collect::<Vec<_>>();
         if places.len() != self.items.len() {
             return Err(Error::internal("a weight was not loaded").into());
@@ -128,15 +159,54 @@ impl Load {
         let (chunk, pins) = self.manager.add(chunk, self.who, self.unit);
         self.manager.note(started, self.kind, self.who, &self.segment, bytes);
         let there = self.device.noop_device().map_or(Duration::ZERO, |noop| noop.copy(self.asked, bytes));
-        Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept, there })
+        Ok(Loaded { chunk, pins, ids: self.items.iter().map(|i| i.id).collect(), kept, shelved: None, there })
+    }
+
+    /// Puts what is missing on the shelf, if there is room; where each weight is there.
+    fn shelve(&self) -> Result<(Option<Loaded>, Vec<Option<(Space, usize)>>), NotLoaded> {
+        let Some(shelf) = &self.shelf else { return Ok((None, Vec::new())) };
+        let mut sources = shelf.places.clone();
+        let missing = self.items.iter().zip(&sources).filter(|(_, place)| place.is_none());
+        let items: Vec<Item> = missing.map(|(item, _)| item.clone()).collect();
+        if items.is_empty() {
+            return Ok((None, sources));
+        }
+        let load = Load {
+            manager: self.manager.clone(),
+            source: self.source.clone(),
+            device: shelf.device.clone(),
+            who: shelf.who,
+            unit: self.unit,
+            items,
+            shelf: None,
+            keeps: false,
+            kind: self.kind,
+            segment: self.segment.clone(),
+            cancel: self.cancel.clone(),
+            asked: shelf.device.noop_device().map_or(Duration::ZERO, |noop| noop.elapsed()),
+        };
+        let loaded = match load.run() {
+            Ok(loaded) => loaded,
+            // What has no room there is read from its file every time.
+            Err(NotLoaded::Refused(refusal)) => {
+                tracing::debug!("{} has no room for weights: {refusal:?}", shelf.device);
+                return Ok((None, sources));
+            }
+            Err(failed) => return Err(failed),
+        };
+        let (_pins, chunks) = self.manager.pin(&[Some(loaded.chunk)]);
+        let mut places = chunks.into_iter().flatten().flat_map(|c| c.places.clone());
+        sources.iter_mut().filter(|s| s.is_none()).for_each(|s| *s = places.next());
+        Ok((Some(loaded), sources))
     }
 
     /// Uploads the items with these numbers into as few buffers as the device's limit on their size allows; the bytes
-    /// they take. They are read one after the other, as sources that compute them give each memory of its own. `more`
-    /// bytes are reserved too.
+    /// they take. They are read one after the other, as sources that compute them give each memory of its own; from
+    /// `sources` where they are on another device. `more` bytes are reserved too.
     fn upload(
         &self,
         numbers: &[usize],
+        sources: &[Option<(Space, usize)>],
         places: &mut [Option<(Space, usize)>],
         kept: &mut Vec<(WeightId, Bytes)>,
         more: usize,
@@ -171,12 +241,22 @@ impl Load {
             for (i, id, offset) in items {
                 self.cancel.check()?;
                 let (Some(item), Some(place)) = (self.items.get(i), places.get_mut(i)) else { continue };
-                let keeps = match &space {
-                    Space::Ggml(buffer) => {
+                let from = sources.get(i).and_then(Option::as_ref);
+                let keeps = match (&space, from) {
+                    (Space::Ggml(buffer), Some((from, at))) => {
+                        ctx.place(id, buffer, offset, dev)?;
+                        self.copy(item, (from.ggml()?, *at), |at, bytes| ctx.write_part(id, buffer, at, bytes))?;
+                        None
+                    }
+                    (Space::Ggml(buffer), None) => {
                         ctx.place(id, buffer, offset, dev)?;
                         self.read(item, |at, bytes| ctx.write_part(id, buffer, at, bytes))?
                     }
-                    Space::Noop(cells) => {
+                    (Space::Noop(cells), Some((from, at))) => {
+                        cells.write(offset, ctx.alloc_size(id, dev)?, from.noop()?.read(*at)?)?;
+                        None
+                    }
+                    (Space::Noop(cells), None) => {
                         let mut all = DefaultHasher::new();
                         (item.weight.name(), item.dtype).hash(&mut all);
                         let keeps = self.read(item, |_, bytes| {
@@ -195,6 +275,29 @@ impl Load {
         self.device.check()?;
         reserved.bytes = 0;
         Ok(total)
+    }
+
+    /// Gives `to` a weight that is at an offset of another device's memory, piece by piece, each with its place.
+    fn copy(
+        &self,
+        item: &Item,
+        (from, offset): (&Buffer, usize),
+        mut to: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let dev = self.shelf.as_ref().ok_or_else(|| Error::internal("no shelf"))?.device.layout()?;
+        let mut ctx = Context::new();
+        let id = ctx.held(item.dtype, ne(&item.weight.shape()))?;
+        ctx.place(id, from, offset, dev)?;
+        let whole = ctx.bytes(id)?;
+        let mut piece = Vec::new();
+        make_room(&mut piece, whole.min(PIECE))?;
+        for at in (0..whole).step_by(PIECE) {
+            self.cancel.check()?;
+            piece.resize(PIECE.min(whole - at), 0);
+            ctx.read_part(id, from, at, &mut piece)?;
+            to(at, &piece)?;
+        }
+        Ok(())
     }
 
     /// Gives `to` a weight in the type it gets in memory, piece by piece, each with its place; all of it if main memory

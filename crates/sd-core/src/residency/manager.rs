@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::Space;
 use super::report::{DeviceMemory, MemoryReport, ModuleMemory};
-use super::{Home, Space};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::tensor::Bytes;
@@ -74,7 +74,10 @@ struct Pool {
 #[derive(Debug)]
 struct Module {
     name: Arc<str>,
-    home: Home,
+    /// What reports call where its weights are between uses.
+    home: String,
+    /// The numbers of the devices where they are, if they are on devices.
+    shelves: Vec<usize>,
     weights: usize,
     /// When its last run began, and the one before.
     runs: [u64; 2],
@@ -152,6 +155,8 @@ pub(crate) struct Asker {
     pub(crate) pool: usize,
     /// The module's workspace stays if it has at most so many bytes.
     pub(crate) workspace: usize,
+    /// Whether only what takes no part in the module's loop goes for it.
+    pub(crate) modest: bool,
 }
 
 /// Chunks that stay while this is alive.
@@ -218,7 +223,7 @@ impl Manager {
         });
         let modules = state.modules.iter().map(|(&id, m)| ModuleMemory {
             module: m.name.to_string(),
-            home: m.home.name(),
+            home: m.home.clone(),
             weights: m.weights,
             resident: chunks(&|e| e.module == id),
         });
@@ -249,11 +254,11 @@ impl Manager {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number for a new module.
-    pub(crate) fn register(&self, name: &str, home: &Home) -> u64 {
+    /// A number for a new module, whose weights are on the devices with the numbers `shelves` between uses, or elsewhere.
+    pub(crate) fn register(&self, name: &str, home: String, shelves: Vec<usize>) -> u64 {
         let mut state = self.lock();
         let id = state.tick();
-        state.modules.insert(id, Module { name: name.into(), home: home.clone(), weights: 0, runs: [id; 2] });
+        state.modules.insert(id, Module { name: name.into(), home, shelves, weights: 0, runs: [id; 2] });
         id
     }
 
@@ -395,9 +400,11 @@ impl Manager {
         self.lock().release(|id, e| e.module == module && e.pins == 0 && which(id))
     }
 
-    /// Lets go a module's chunks on all devices but `home`.
-    pub(crate) fn leave(&self, module: u64, home: Option<usize>) {
-        self.lock().release(|_, e| e.module == module && e.pins == 0 && Some(e.pool) != home);
+    /// Lets go a module's chunks on devices where its weights are not between uses.
+    pub(crate) fn leave(&self, module: u64) {
+        let mut state = self.lock();
+        let shelves = state.modules.get(&module).map_or_else(Vec::new, |m| m.shelves.clone());
+        state.release(|_, e| e.module == module && e.pins == 0 && !shelves.contains(&e.pool));
     }
 
     /// Whether so many bytes can be had without letting anything go.
@@ -549,14 +556,14 @@ impl State {
         }
         let free = |e: &&Entry| e.pool == who.pool && e.pins == 0 && e.chunk.bytes > 0;
         let candidates = || self.chunks.iter().filter(|(_, e)| free(e));
-        let at_home = |e: &Entry| self.modules.get(&e.module).is_some_and(|m| matches!(m.home, Home::Device(_)));
+        let at_home = |e: &Entry| self.modules.get(&e.module).is_some_and(|m| m.shelves.contains(&e.pool));
         let others = |before: u64| {
             let of_others = candidates().filter(|(_, e)| e.module != who.module && e.used < before);
             of_others.min_by_key(|(_, e)| (at_home(e), e.used))
         };
         let own = || candidates().filter(|(_, e)| e.module == who.module).max_by_key(|(_, e)| (e.unit, e.used));
         let looped = self.modules.get(&who.module).map_or(0, |m| m.runs[1]);
-        let victim = others(looped).or_else(own).or_else(|| others(u64::MAX));
+        let victim = others(looped).or_else(|| if who.modest { None } else { own().or_else(|| others(u64::MAX)) });
         match victim.map(|(&id, _)| id) {
             Some(id) => {
                 self.release(|i, _| i == id);

@@ -29,8 +29,8 @@ pub(crate) use store::{Store, Want, WeightId};
 /// Where the weights of a module are between uses.
 #[derive(Clone, Debug)]
 pub enum Home {
-    /// In the memory of the device that computes, from which they go only when memory is short, and are read from their
-    /// file again. With another device it is as with [`Home::File`]: nothing is kept there.
+    /// In the memory of a device, from which they go only when memory is short, and are read from their file again. A
+    /// device that computes and is another one gets copies.
     Device(Arc<Device>),
     /// In main memory, in the type they are computed with, from their first use on.
     Ram,

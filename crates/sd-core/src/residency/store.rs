@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::load::{Item, Load, Loaded, NotLoaded, fetch};
+use super::load::{Item, Load, Loaded, NotLoaded, Shelf, fetch};
 use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
 use super::{Home, Space};
 use crate::cancel::CancelToken;
@@ -26,16 +26,20 @@ pub(crate) struct WeightId(pub(crate) usize);
 pub(crate) struct Store {
     manager: Arc<Manager>,
     module: u64,
-    home: Home,
+    /// Where weights are between uses; `None` for the devices that compute.
+    home: Option<Home>,
     source: Arc<dyn WeightSource>,
+    /// The devices that compute, and one that only has weights, if there is one.
     lanes: Vec<Lane>,
+    /// The device among them that all weights come from.
+    shelf: Option<usize>,
     entries: Vec<Entry>,
     index: HashMap<(String, DType), WeightId>,
     /// For sizes.
     ctx: Context,
 }
 
-/// A device that computes.
+/// A device.
 struct Lane {
     device: Arc<Device>,
     pool: usize,
@@ -91,14 +95,29 @@ impl Store {
     pub(crate) fn new(
         manager: Arc<Manager>,
         name: &str,
-        home: Home,
+        home: Option<Home>,
         devices: &[Arc<Device>],
         source: Arc<dyn WeightSource>,
     ) -> Store {
-        let module = manager.register(name, &home);
-        let lanes = devices.iter().map(|d| Lane { device: d.clone(), pool: manager.pool(d) }).collect();
+        let lane = |d: &Arc<Device>| Lane { device: d.clone(), pool: manager.pool(d) };
+        let mut lanes: Vec<Lane> = devices.iter().map(lane).collect();
+        // A device that computes alone has what it keeps.
+        let home = home.filter(|h| !matches!(h, Home::Device(d) if devices.iter().all(|other| other.is_same(d))));
+        let mut shelf = None;
+        if let Some(Home::Device(d)) = &home {
+            let known = devices.iter().position(|other| other.is_same(d));
+            shelf = Some(known.unwrap_or(lanes.len()));
+            lanes.extend(known.is_none().then(|| lane(d)));
+        }
+        let shelves = match (&home, shelf) {
+            (None, _) => lanes.iter().map(|l| l.pool).collect(),
+            (_, Some(shelf)) => lanes.get(shelf).map(|l| l.pool).into_iter().collect(),
+            _ => Vec::new(),
+        };
+        let names = || devices.iter().map(|d| d.name()).collect::<Vec<_>>().join("&");
+        let module = manager.register(name, home.as_ref().map_or_else(names, Home::name), shelves);
         let (entries, index, ctx) = (Vec::new(), HashMap::new(), Context::new());
-        Store { manager, module, home, source, lanes, entries, index, ctx }
+        Store { manager, module, home, source, lanes, shelf, entries, index, ctx }
     }
 
     pub(crate) fn manager(&self) -> &Arc<Manager> {
@@ -112,7 +131,7 @@ impl Store {
     /// What asks for memory on a lane's device, with a workspace of so many bytes.
     pub(crate) fn asker(&self, lane: usize, workspace: usize) -> Asker {
         let pool = self.lanes.get(lane).map_or(usize::MAX, |l| l.pool);
-        Asker { module: self.module, pool, workspace }
+        Asker { module: self.module, pool, workspace, modest: false }
     }
 
     /// The number of a weight.
@@ -124,10 +143,12 @@ impl Store {
             }
             return Ok(id);
         }
-        let Some(lane) = self.lanes.first() else { return Err(Error::internal("no device")) };
-        let dev = lane.device.layout()?;
         let leaf = self.ctx.held(dtype, ne(&weight.shape()))?;
-        let size = self.ctx.alloc_size(leaf, dev)?.next_multiple_of(dev.alignment());
+        let mut size = 0;
+        for lane in &self.lanes {
+            let dev = lane.device.layout()?;
+            size = size.max(self.ctx.alloc_size(leaf, dev)?.next_multiple_of(dev.alignment()));
+        }
         let id = WeightId(self.entries.len());
         let places = self.lanes.iter().map(|_| None).collect();
         self.entries.push(Entry { weight: weight.clone(), dtype, size, places, ram: None });
@@ -178,11 +199,7 @@ impl Store {
 
     /// Frees what is on devices that are not its home.
     pub(crate) fn leave(&mut self) {
-        let home = match &self.home {
-            Home::Device(d) => Some(self.manager.pool(d)),
-            Home::Ram | Home::File => None,
-        };
-        self.manager.leave(self.module, home);
+        self.manager.leave(self.module);
     }
 
     /// Loads what is wanted and not on the device as long as nothing has to go for it; whether that was all of it.
@@ -247,7 +264,7 @@ impl Store {
     /// Whether pages of a mapped file come before a segment uses them in place and go after it.
     pub(crate) fn streams(&self, lane: usize) -> bool {
         let on_host = self.lanes.get(lane).is_some_and(|l| l.device.kind() == DeviceKind::Cpu);
-        on_host && matches!(self.home, Home::File)
+        on_host && matches!(self.home, Some(Home::File))
     }
 
     /// Keeps what is wanted and on the device; what it takes to bring the rest, each with its bytes.
@@ -272,6 +289,16 @@ impl Store {
                 let e = self.entries.get(id.0)?;
                 Some(Item { id, weight: e.weight.clone(), dtype: e.dtype, ready: e.ram.clone() })
             };
+            let shelf = self.shelf.filter(|&s| s != want.lane).and_then(|s| {
+                let lane = self.lanes.get(s)?;
+                let (pins, chunks) = self.manager.pin(&self.chunks(s, &missing));
+                let place = |(chunk, &id): (Option<Arc<Chunk>>, &WeightId)| {
+                    chunk?.places.get(self.place(s, id)?.1).cloned()
+                };
+                let places = chunks.into_iter().zip(&missing).map(place).collect();
+                let who = Asker { modest: true, ..self.asker(s, want.workspace) };
+                Some(Shelf { device: lane.device.clone(), who, places, _pins: pins })
+            });
             let bytes = missing.iter().map(|&id| self.size(id, want.lane)).sum();
             let load = Load {
                 manager: self.manager.clone(),
@@ -280,7 +307,8 @@ impl Store {
                 who: self.asker(want.lane, want.workspace),
                 unit: *unit,
                 items: missing.iter().filter_map(item).collect(),
-                keeps: matches!(self.home, Home::Ram) && at.device.kind() != DeviceKind::Cpu,
+                shelf,
+                keeps: matches!(self.home, Some(Home::Ram)) && at.device.kind() != DeviceKind::Cpu,
                 kind,
                 segment: want.segment.clone(),
                 cancel: want.cancel.clone(),
@@ -304,7 +332,10 @@ impl Store {
     }
 
     /// Notes where loaded weights are.
-    pub(crate) fn accept(&mut self, lane: usize, loaded: Loaded) -> Pins {
+    pub(crate) fn accept(&mut self, lane: usize, mut loaded: Loaded) -> Pins {
+        if let (Some(shelf), Some(shelved)) = (self.shelf, loaded.shelved.take()) {
+            self.accept(shelf, *shelved);
+        }
         if let Some(noop) = self.lanes.get(lane).and_then(|l| l.device.noop_device()) {
             noop.wait(loaded.there);
         }

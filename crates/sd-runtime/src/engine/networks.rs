@@ -652,6 +652,7 @@ fn open(component: &Component, placed: &Placed, options: &Options, types: TypePo
         precision: options.precision,
         module: part.name().to_owned(),
         home: place.home.clone(),
+        others: place.others().to_vec(),
         manager: Some(placed.manager().clone()),
     };
     Runner::new(place.main()?.clone(), component.source(), options)

@@ -43,13 +43,6 @@ impl Placed {
         let network = demands.iter().find(|d| d.component == Component::Diffusion).map_or(0, |d| d.size);
         let plan = place(wishes, machine, &modules, &demands)?;
         plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        for (module, place) in plan.places.iter().filter(|(_, place)| place.devices.len() > 1) {
-            let main = place.main()?.name();
-            tracing::warn!(
-                "--backend {}: dividing a module is not supported yet; {main} computes all of it",
-                module.name()
-            );
-        }
         for line in &plan.table {
             if plan.fitted {
                 tracing::info!("auto-fit: {line}");

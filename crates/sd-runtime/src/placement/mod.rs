@@ -185,6 +185,11 @@ impl Place {
         self.devices.first().ok_or_else(|| Error::internal("a module without a device"))
     }
 
+    /// The devices that run parts of it, but the first.
+    pub(crate) fn others(&self) -> &[Arc<Device>] {
+        self.devices.get(1..).unwrap_or_default()
+    }
+
     fn describe(&self, module: Module) -> String {
         let names: Vec<&str> = self.devices.iter().map(|d| d.name()).collect();
         let how = match self.split {
