@@ -53,7 +53,11 @@ impl Worker {
     }
 
     fn start_at(endpoint: String) -> Worker {
-        let child = Command::new(std::env::current_exe().unwrap())
+        // A copy of a connection of this process would keep it open when ggml closes it.
+        let close = r#"for fd in /proc/self/fd/*; do n=${fd##*/}; ((n < 3)) || eval "exec $n>&-"; done; exec "$@""#;
+        let child = Command::new("bash")
+            .args(["-c", close, "bash"])
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "serves_when_asked"])
             .env("SD_TEST_SERVE", &endpoint)
             .stdout(Stdio::null())

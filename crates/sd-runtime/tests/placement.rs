@@ -6,7 +6,7 @@ mod support;
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use sd_core::trace::{Event, EventKind};
@@ -181,13 +181,22 @@ fn modules_compute_on_devices_of_their_own() {
     assert!(loaded.iter().all(|(resident, weights)| resident == weights && *weights > 0), "{loaded:?}");
 }
 
+/// Where nothing listens.
+fn free_endpoint() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 /// A worker in a process of its own, which is this test's program once more.
 struct Worker(Child);
 
 impl Worker {
     fn start(endpoint: &str) -> Worker {
+        // A copy of a connection of this process would keep it open when ggml closes it.
+        let close = r#"for fd in /proc/self/fd/*; do n=${fd##*/}; ((n < 3)) || eval "exec $n>&-"; done; exec "$@""#;
         let worker = Worker(
-            Command::new(std::env::current_exe().unwrap())
+            Command::new("bash")
+                .args(["-c", close, "bash"])
+                .arg(std::env::current_exe().unwrap())
                 .args(["--exact", "serves_when_asked"])
                 .env("SD_TEST_SERVE", endpoint)
                 .stdout(Stdio::null())
@@ -222,7 +231,7 @@ fn serves_when_asked() {
 #[test]
 fn an_engine_connects_again_to_a_worker_that_was_lost() {
     let _alone = alone();
-    let endpoint = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let endpoint = free_endpoint();
     let worker = Worker::start(&endpoint);
     let name = add_rpc_server(&endpoint).unwrap()[0].name().to_owned();
     let mut engine = builder().backend(name).build().unwrap();
@@ -236,4 +245,47 @@ fn an_engine_connects_again_to_a_worker_that_was_lost() {
     let _worker = Worker::start(&endpoint);
     assert!(generate(&mut engine, &request(), &mut Log::default()).unwrap() == first);
     assert!(generate(&mut engine, &other, &mut Log::default()).is_ok());
+}
+
+#[test]
+fn devices_share_a_network_that_none_has_room_for() {
+    let _alone = alone();
+    let (first, endpoint) = (remote_device(), free_endpoint());
+    let mut worker = Worker::start(&endpoint);
+    let second = add_rpc_server(&endpoint).unwrap()[0].name().to_owned();
+    let both = format!("{first}&{second}");
+    let engine = |limits: &str, trace: &Arc<Trace>| {
+        builder().backend(format!("{first},dit={both},te={both}")).max_vram(limits).trace(trace.clone())
+    };
+    let mut whole = builder().backend(first).build().unwrap();
+    let want = generate(&mut whole, &request(), &mut Log::default()).unwrap();
+    let network = whole.memory().modules.iter().find(|m| m.module == "diffusion network").unwrap().weights;
+    drop(whole);
+    // The weights with a little for values, part of them, and so little that they come and go.
+    for (a, b) in [(network * 2 / 3, network), (network, network / 2), (network / 2, network / 2)] {
+        let trace = Trace::new();
+        let limits = format!("{first}={},{second}={}", gib(a), gib(b));
+        let mut engine = engine(&limits, &trace).split_mode("row").build().unwrap();
+        assert!(generate(&mut engine, &request(), &mut Log::default()).unwrap() == want, "{limits}");
+        let events = trace.events();
+        let computed = |device: &str| {
+            let of = |e: &&Event| {
+                e.kind == EventKind::Compute && &*e.module == "diffusion network" && &*e.device == device
+            };
+            events.iter().filter(of).count()
+        };
+        assert!(computed(first) > 0 && computed(&second) > 0, "{limits}");
+        let report = engine.memory();
+        assert!(report.modules.iter().any(|m| m.home == both));
+    }
+    // One of them is lost, and comes back.
+    let mut engine =
+        engine(&format!("{first}={},{second}=1", gib(network * 2 / 3)), &Trace::new()).build().unwrap();
+    assert!(generate(&mut engine, &request(), &mut Log::default()).unwrap() == want);
+    drop(worker);
+    let e = generate(&mut engine, &request(), &mut Log::default()).unwrap_err().to_string();
+    assert!(e.contains(&endpoint), "{e}");
+    worker = Worker::start(&endpoint);
+    assert!(generate(&mut engine, &request(), &mut Log::default()).unwrap() == want);
+    drop((engine, worker));
 }

@@ -194,7 +194,8 @@ impl EngineBuilder {
         self
     }
 
-    /// How several devices share a module, `layer` or `row`: a list as for [`EngineBuilder::backend`].
+    /// How several devices share a module, `layer` or `row`: a list as for [`EngineBuilder::backend`]. None of ggml's devices
+    /// divides rows, so that they share layers either way.
     #[must_use]
     pub fn split_mode(mut self, list: impl Into<String>) -> EngineBuilder {
         self.written.split_mode = list.into();

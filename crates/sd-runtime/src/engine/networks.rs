@@ -349,19 +349,16 @@ impl Loaded {
                 segments = segments.max(steps.len());
                 workspace = steps.iter().map(|s| s.workspace).fold(workspace, usize::max);
             }
+            let devices = place.devices.iter().map(|d| d.name()).collect::<Vec<_>>().join("&");
             out.push(PartOutline {
                 part: part.name(),
-                device: place.devices.iter().map(|d| d.name()).collect::<Vec<_>>().join("&"),
-                home: place.home.as_ref().map_or_else(
-                    || place.main().map(|d| d.name().to_owned()),
-                    |home| {
-                        Ok(match home {
-                            Home::Device(device) => device.name().to_owned(),
-                            Home::Ram => "ram".to_owned(),
-                            Home::File => "disk".to_owned(),
-                        })
-                    },
-                )?,
+                home: match &place.home {
+                    None => devices.clone(),
+                    Some(Home::Device(device)) => device.name().to_owned(),
+                    Some(Home::Ram) => "ram".to_owned(),
+                    Some(Home::File) => "disk".to_owned(),
+                },
+                device: devices,
                 weights,
                 workspace,
                 segments,

@@ -14,8 +14,7 @@ use sd_core::{Device, Error, Home, Result};
 
 pub(crate) use module::Module;
 pub use spec::Shorthands;
-pub(crate) use spec::SplitMode;
-use spec::{Limits, Spec, Store};
+use spec::{Limits, Spec, SplitMode, Store};
 
 /// The options of placement as users write them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,10 +50,8 @@ pub(crate) struct Machine {
 /// Where one module is.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
-    /// What computes. With several, the first has what lies outside of layers.
+    /// What computes. Of several the next one takes the layers for which those before have no room.
     pub(crate) devices: Vec<Arc<Device>>,
-    /// How several devices share it.
-    pub(crate) split: SplitMode,
     /// Where its weights are between uses; `None` for where they are computed with.
     pub(crate) home: Option<Home>,
 }
@@ -180,7 +177,7 @@ pub(crate) fn place(wishes: &Wishes, machine: &Machine, modules: &[Module], dema
 }
 
 impl Place {
-    /// The device that computes what lies outside of layers.
+    /// The device that computes first.
     pub(crate) fn main(&self) -> Result<&Arc<Device>> {
         self.devices.first().ok_or_else(|| Error::internal("a module without a device"))
     }
@@ -192,11 +189,7 @@ impl Place {
 
     fn describe(&self, module: Module) -> String {
         let names: Vec<&str> = self.devices.iter().map(|d| d.name()).collect();
-        let how = match self.split {
-            _ if names.len() < 2 => "",
-            SplitMode::Layer => " by layers",
-            SplitMode::Row => " by rows",
-        };
+        let how = if names.len() < 2 { "" } else { " by layers" };
         let weights = match &self.home {
             None => "there".to_owned(),
             Some(Home::Device(d)) => format!("on {}", d.name()),
@@ -267,6 +260,11 @@ fn written(wishes: &Wishes, machine: &Machine, module: Module, warnings: &mut Ve
             devices.truncate(1);
         }
     }
+    if devices.len() > 1 && wishes.split.get(module) == Some(&SplitMode::Row) {
+        let module = module.name();
+        warnings
+            .push(format!("--split-mode {module}=row: no device here divides matrices by rows; they share layers"));
+    }
     let main = devices.first().ok_or_else(|| Error::internal("a module without a device"))?;
     let home = match wishes.params.get(module) {
         None => None,
@@ -280,7 +278,7 @@ fn written(wishes: &Wishes, machine: &Machine, module: Module, warnings: &mut Ve
             }
         }
     };
-    Ok(Place { split: wishes.split.get(module).copied().unwrap_or_default(), devices, home })
+    Ok(Place { devices, home })
 }
 
 /// Places that are found for the modules in `demands`; none where the default device is as good.
@@ -318,7 +316,7 @@ fn fitted(
     let Some(main) = fit.main.and_then(|i| devices.get(i)) else {
         plan.warnings.push("no GPU has memory that may be used; the CPU computes".to_owned());
         let cpu = machine.cpu()?;
-        let place = Place { devices: vec![cpu], split: SplitMode::Layer, home: None };
+        let place = Place { devices: vec![cpu], home: None };
         return Ok(demands.iter().map(|d| (module_of(d.component), place.clone())).collect());
     };
     let place = |part: &autofit::Fitted| {
@@ -328,7 +326,7 @@ fn fitted(
             Target::Gpu(i) => devices.get(i).cloned().map(Home::Device),
             Target::Disk => Some(Home::File),
         };
-        let place = Place { devices: vec![main.clone()], split: SplitMode::Layer, home };
+        let place = Place { devices: vec![main.clone()], home };
         (module_of(part.demand.component), place)
     };
     Ok(fit.parts.iter().map(place).collect())

@@ -57,16 +57,15 @@ pub(super) enum Store {
 }
 
 /// How a module is divided among several devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum SplitMode {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SplitMode {
     /// Runs of layers, one after the other.
-    #[default]
     Layer,
     /// Rows of matrices, side by side.
     Row,
 }
 
-/// Devices that compute: the first has everything, the others a part of the layers.
+/// Devices that compute.
 pub(super) fn backend(text: &str) -> Result<Spec<Vec<String>>> {
     Spec::parse("--backend", text, |value| {
         let names: Vec<&str> = value.split('&').map(str::trim).collect();

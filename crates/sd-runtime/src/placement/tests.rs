@@ -76,6 +76,24 @@ fn what_is_written_is_followed() {
 }
 
 #[test]
+fn what_is_divided_is_divided_by_layers() {
+    for (backend, split, want) in [
+        ("dit=cuda0&cuda1", "", 0),
+        ("dit=cuda0&cuda1", "layer", 0),
+        ("dit=cuda0&cuda1", "te=row", 0),
+        ("dit=cuda0", "row", 0),
+        ("dit=cuda0&cuda1", "row", 1),
+    ] {
+        let written = Written { split_mode: split.into(), ..written(backend, "") };
+        let plan = plan(&written, &two_gpus(), [1; 3]).unwrap();
+        let said = plan.table.iter().any(|line| line.contains("computes on CUDA0 and CUDA1 by layers"));
+        assert_eq!(said, backend.contains('&'), "{:?}", plan.table);
+        let warned = plan.warnings.iter().filter(|w| w.contains("row: no device here divides")).count();
+        assert_eq!((warned, plan.warnings.len()), (want, want), "{backend} {split}: {:?}", plan.warnings);
+    }
+}
+
+#[test]
 fn devices_that_are_not_there_are_named() {
     for (backend, params, limit, want) in [
         ("heron", "", "", "--backend: there is no device \"heron\""),
