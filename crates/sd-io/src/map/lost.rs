@@ -107,7 +107,9 @@ fn put_zeros(address: usize) -> bool {
     let from = address - address % page;
     let inside = |s: &&Slot| {
         let start = s.start.load(Ordering::Acquire);
-        start != 0 && start <= address && address < s.end.load(Ordering::Acquire)
+        let within = start != 0 && start <= address && address < s.end.load(Ordering::Acquire);
+        // A slot may have been taken again between the two.
+        within && start == s.start.load(Ordering::Acquire)
     };
     let Some(slot) = slots().find(inside) else { return false };
     let len = (slot.end.load(Ordering::Acquire) - from).next_multiple_of(page);
