@@ -102,9 +102,9 @@ fn two_devices_give_what_one_gives() {
                 let budgets = parts.map(|part| need * part / 100);
                 manager.set_budget(&a, Some(budgets[0]));
                 manager.set_budget(&b, Some(budgets[1]));
-                let options = RunnerOptions { home: home.clone(), ..options(&manager, &[b.clone()]) };
+                let options = RunnerOptions { home: home.clone(), ..options(&manager, std::slice::from_ref(&b)) };
                 let mut runner = Runner::new(a.clone(), net.source.clone(), options).unwrap();
-                [&a, &b].map(|d| d.reset_peak());
+                [&a, &b].into_iter().for_each(|d| d.reset_peak());
                 for step in 0..2 {
                     match run(&mut runner, &program, &x) {
                         Ok(got) => assert!(got == want, "{dtype} {home:?} {parts:?} step {step}"),
@@ -152,7 +152,7 @@ fn the_part_of_a_device_may_begin_at_any_cut() {
         let trace = Trace::new();
         let manager = Manager::new(ManagerOptions { trace: Some(trace.clone()), ..ManagerOptions::default() });
         let cuts = Cuts::At(vec![cut]);
-        let both = RunnerOptions { cuts: cuts.clone(), ..options(&manager, &[b.clone()]) };
+        let both = RunnerOptions { cuts: cuts.clone(), ..options(&manager, std::slice::from_ref(&b)) };
         // The first segment has room on the first device, and no other.
         let sizes = {
             let alone = RunnerOptions { cuts, threads: 1, ..RunnerOptions::default() };
@@ -184,7 +184,7 @@ fn steps_of_a_divided_network_load_nothing() {
     manager.set_budget(&a, Some(need * 6 / 10));
     manager.set_budget(&b, Some(need * 8 / 10));
     let source = Counting::new(&net.source);
-    let mut runner = Runner::new(a.clone(), source.clone(), options(&manager, &[b.clone()])).unwrap();
+    let mut runner = Runner::new(a.clone(), source.clone(), options(&manager, std::slice::from_ref(&b))).unwrap();
     assert!(run(&mut runner, &net.program(3), &x).unwrap() == want);
     let all: usize = net.source.names().iter().map(|n| net.source.bytes(n).unwrap().len()).sum();
     // What both parts read is on both.

@@ -14,7 +14,9 @@ use crate::ffi::Buffer;
 use crate::graph::{Op, Program, Var};
 use crate::kernels::{Memory, Pool, run};
 use crate::lower::{bytes, given, tensor};
-use crate::residency::{Loader, Manager, NotLoaded, Pending, Pins, Refusal, RoomKind, Space, Store, Want, shown};
+use crate::residency::{
+    Loader, Manager, NotLoaded, Pending, Pins, Place, Refusal, RoomKind, Space, Store, Want, shown,
+};
 use crate::tensor::{Data, Tensor};
 use crate::trace::EventKind;
 
@@ -326,7 +328,7 @@ impl<'a> Run<'a> {
         i: usize,
         stage: &mut Stage,
         space: &Space,
-        weights: &[(Space, usize)],
+        weights: &[Place],
         lane: &mut Lane,
         pool: impl FnOnce() -> Result<&'p mut Pool>,
     ) -> Result<()> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
-use super::{Space, WeightId};
+use super::{Place, Space, WeightId};
 use crate::cancel::CancelToken;
 use crate::convert::{from_f32, to_f32};
 use crate::device::{Device, DeviceKind, ram::make_room};
@@ -55,7 +55,7 @@ pub(crate) struct Shelf {
     pub(crate) device: Arc<Device>,
     pub(crate) who: Asker,
     /// Where each is there, if it is.
-    pub(crate) places: Vec<Option<(Space, usize)>>,
+    pub(crate) places: Vec<Option<Place>>,
     /// What keeps them there.
     pub(crate) _pins: Pins,
 }
@@ -124,9 +124,9 @@ impl Load {
     }
 
     /// Loads the weights, from `sources` where they are on another device.
-    fn bring(&self, sources: &[Option<(Space, usize)>]) -> Result<Loaded, NotLoaded> {
+    fn bring(&self, sources: &[Option<Place>]) -> Result<Loaded, NotLoaded> {
         let started = self.manager.now();
-        let mut places: Vec<Option<(Space, usize)>> = self.items.iter().map(|_| None).collect();
+        let mut places: Vec<Option<Place>> = self.items.iter().map(|_| None).collect();
         let mut kept = Vec::new();
         // What is owned by nobody but the chunk counts, wherever it is.
         let mut lent = 0;
@@ -163,7 +163,7 @@ impl Load {
     }
 
     /// Puts what is missing on the shelf, if there is room; where each weight is there.
-    fn shelve(&self) -> Result<(Option<Loaded>, Vec<Option<(Space, usize)>>), NotLoaded> {
+    fn shelve(&self) -> Result<(Option<Loaded>, Vec<Option<Place>>), NotLoaded> {
         let Some(shelf) = &self.shelf else { return Ok((None, Vec::new())) };
         let mut sources = shelf.places.clone();
         let missing = self.items.iter().zip(&sources).filter(|(_, place)| place.is_none());
@@ -206,8 +206,8 @@ impl Load {
     fn upload(
         &self,
         numbers: &[usize],
-        sources: &[Option<(Space, usize)>],
-        places: &mut [Option<(Space, usize)>],
+        sources: &[Option<Place>],
+        places: &mut [Option<Place>],
         kept: &mut Vec<(WeightId, Bytes)>,
         more: usize,
     ) -> Result<usize, NotLoaded> {

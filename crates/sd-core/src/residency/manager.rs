@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::Space;
 use super::report::{DeviceMemory, MemoryReport, ModuleMemory};
+use super::{Place, Space};
 use crate::device::{Device, DeviceKind};
 use crate::error::{Error, Result};
 use crate::tensor::Bytes;
@@ -87,7 +87,7 @@ struct Module {
 #[derive(Debug)]
 pub(crate) struct Chunk {
     /// Where each lies.
-    pub(crate) places: Vec<(Space, usize)>,
+    pub(crate) places: Vec<Place>,
     /// Device memory.
     pub(crate) bytes: usize,
     /// Those that are used where a file is mapped.

@@ -23,7 +23,7 @@ pub(crate) use manager::{Pins, Refusal, RoomKind};
 pub(crate) use prefetch::{Loader, Pending};
 pub(crate) use report::shown;
 pub use report::{DeviceMemory, MemoryReport, ModuleMemory};
-pub(crate) use space::Space;
+pub(crate) use space::{Place, Space};
 pub(crate) use store::{Store, Want, WeightId};
 
 /// Where the weights of a module are between uses.

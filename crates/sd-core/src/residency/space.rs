@@ -15,6 +15,9 @@ pub(crate) enum Space {
     Noop(Arc<Cells>),
 }
 
+/// Where something lies, from which byte on.
+pub(crate) type Place = (Space, usize);
+
 impl Space {
     /// `size` bytes on `device`.
     pub(crate) fn alloc(device: &Device, size: usize) -> Result<Space> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::load::{Item, Load, Loaded, NotLoaded, Shelf, fetch};
 use super::manager::{Asker, Chunk, Manager, Pins, Refusal};
-use super::{Home, Space};
+use super::{Home, Place};
 use crate::cancel::CancelToken;
 use crate::convert::to_f32;
 use crate::device::{Device, DeviceKind};
@@ -71,7 +71,7 @@ pub(crate) struct Want<'a> {
 /// Weights that stay on a device while this is alive.
 pub(crate) struct Held {
     /// Where each lies.
-    pub(crate) places: Vec<(Space, usize)>,
+    pub(crate) places: Vec<Place>,
     /// Chunks that are used where files are mapped.
     mapped: Vec<Arc<Chunk>>,
     /// Whether their pages go after use.
