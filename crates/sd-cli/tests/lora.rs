@@ -44,6 +44,10 @@ fn tags_and_words_name_files() {
     let (word, log) = draw("a heron", &["--embd-dir", "words"]);
     assert!(word != draw("a heron", &[]).0 && log.contains("embedding heron: 2 vectors"), "{log}");
 
+    let (unused, log) = draw("a circle<lora:other:1>", &["--lora-model-dir", "loras", "--allow-unused-loras"]);
+    assert!(unused == without && log.contains("LoRA other: changes nothing of this model"), "{log}");
+    assert!(draw("a circle<lora:pale>", &loras).0 == with, "the name without its folder");
+
     for (args, part) in [
         (&["-p", "<lora:heron:1>"][..], "LoRA heron: not found in loras"),
         (&["-p", "<lora:other:1>"], "other.safetensors: changes nothing of this model"),

@@ -59,6 +59,9 @@ pub struct ModelOptions {
     /// Where LoRAs change weights: auto, immediately (when they are loaded) or at_runtime (beside them in every run)
     #[arg(long, value_name = "string", default_value = "auto", value_parser = named::<LoraMode>)]
     lora_apply_mode: LoraMode,
+    /// Draw without LoRAs that change nothing of the model, such as those of another family, instead of failing
+    #[arg(long)]
+    allow_unused_loras: bool,
     /// Folder of textual inversion embeddings, whose file names are words in prompts
     #[arg(long, value_name = "path")]
     embd_dir: Option<PathBuf>,
@@ -205,7 +208,7 @@ impl ModelOptions {
             info!("no --model given: using the built-in demo model, which knows coloured shapes and nothing else");
             builder = builder.model_bytes(DEMO.0, DEMO.1);
         }
-        builder = builder.files(files).lora_mode(self.lora_apply_mode);
+        builder = builder.files(files).lora_mode(self.lora_apply_mode).allow_unused_loras(self.allow_unused_loras);
         if let Some(format) = self.vae_format.0 {
             builder = builder.vae_format(format);
         }

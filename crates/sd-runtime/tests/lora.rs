@@ -268,6 +268,17 @@ fn files_that_cannot_be_applied_are_named() {
         assert!(e.contains(name), "{name}: {e}");
     }
     assert!(without == draw(&mut engine, PROMPT), "a request that failed left something");
+    let mut lenient = builder(&folder).allow_unused_loras(true).build().unwrap();
+    for _ in 0..2 {
+        let mut log = Log::default();
+        let picture = generate(&mut lenient, &request(&format!("{PROMPT}<lora:other:1>")), &mut log).unwrap();
+        let want = "LoRA other: changes nothing of this model (0 of 1 layers applied); drawn without it";
+        assert_eq!(log.warnings, [want]);
+        assert!(picture[0].rgb == without);
+    }
+    for name in ["heron", "plain", "page"] {
+        assert!(fails(&mut lenient, &format!("{PROMPT}<lora:{name}:1>")).contains(name));
+    }
     let e = builder(&folder.join("heron")).build().unwrap_err().to_string();
     assert!(e.ends_with("heron is not a folder"), "{e}");
 }

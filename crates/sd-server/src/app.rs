@@ -18,7 +18,7 @@ use axum::{Json, Router};
 use base64::Engine as _;
 use sd_runtime::{ImageRequest, LoraChoice, ModelInfo};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -91,11 +91,7 @@ impl App {
     pub(crate) fn list_loras(&self) -> Vec<Value> {
         let Some(folder) = self.loras.as_deref() else { return Vec::new() };
         let item = |path: String| {
-            let file = Path::new(&path);
-            // All files that PEFT wrote have one name; those of their folders tell them apart.
-            let is_peft = sd_runtime::config_of_lora(&folder.join(file)).is_some();
-            let of_folder = file.parent().and_then(Path::file_name).filter(|_| is_peft);
-            let name = of_folder.or(file.file_stem()).map(|s| s.to_string_lossy().into_owned());
+            let name = sd_runtime::name_of_lora(folder, &path);
             json!({"name": name, "alias": name, "path": path, "metadata": {}})
         };
         sd_runtime::list_loras(folder).into_iter().map(item).collect()

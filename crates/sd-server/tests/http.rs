@@ -184,8 +184,7 @@ fn loras() {
     std::fs::write(folder.join("ink/adapter_config.json"), "{}").unwrap();
     let server = Server::start(&["--lora-model-dir", folder.to_str().unwrap()]);
     let peft = json!({"name": "ink", "alias": "ink", "path": "ink/adapter_model.safetensors", "metadata": {}});
-    let listed =
-        json!([peft, {"name": "pale", "alias": "pale", "path": "styles/pale.safetensors", "metadata": {}}]);
+    let listed = json!([peft, {"name": "styles/pale", "alias": "styles/pale", "path": "styles/pale.safetensors", "metadata": {}}]);
     assert_eq!(server.get("/sdapi/v1/loras"), listed);
     assert_eq!(server.get("/sdcpp/v1/capabilities")["loras"], listed);
     let draw = |prompt: &str, lora: Value| {
@@ -198,6 +197,7 @@ fn loras() {
     let with = draw("a circle", json!([{"path": "styles/pale.safetensors", "multiplier": 0.5}]));
     assert!(with == draw("a circle<lora:styles/pale:0.5>", json!([])) && with != without);
     assert!(with == draw("a circle<lora:ink:0.5>", json!([])));
+    assert!(with == draw("a circle<lora:pale:0.5>", json!([])));
     assert!(with == draw("<lora:styles/pale.safetensors:0.25>a circle<lora:styles/pale:0.25>", json!([])));
     assert!(without == draw("a circle<lora:styles/pale:0.5><lora:styles/pale:-0.5>", json!([])));
     assert!(without == draw("a circle", json!([])), "something stayed");

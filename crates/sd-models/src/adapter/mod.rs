@@ -9,6 +9,7 @@
 //! runner.set_adapters(adapted);
 //! ```
 
+mod alphas;
 mod build;
 pub mod controlnet;
 pub mod embedding;
@@ -19,19 +20,17 @@ pub mod tags;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
-use regex_lite::Regex;
 use sd_core::passes::adapters::{Adapted, Adapter, Change, Kind, Mode, Rows};
 use sd_core::{Error, Result, TypePolicy, WeightSource};
 use sd_io::Checkpoint;
-use serde_json::Value as Json;
 
 use crate::component::Component;
 use crate::model::Model;
 use crate::names::{Form, Part};
-use build::{Alpha, Made};
+use alphas::Alphas;
+use build::Made;
 use embedding::Embeddings;
 use keys::Group;
 use modules::{Modules, Place};
@@ -93,7 +92,7 @@ impl Lora {
             return Ok(());
         }
         let e = Error::bad_file(&self.report.file, format!("changes nothing of this model ({})", self.report));
-        Err(e.hint("it was made for another family"))
+        Err(e.hint("it was made for another family; --allow-unused-loras draws without it"))
     }
 
     /// What it changes of a part; `None` if nothing.
@@ -353,100 +352,6 @@ fn grouped(name: &str) -> String {
         }
     }
     out
-}
-
-/// Alphas in a file's metadata, as diffusers writes them (`lora_adapter_metadata`) and llama.cpp (`adapter.lora.alpha`),
-/// or beside the file, where PEFT writes them.
-#[derive(Debug, Default)]
-struct Alphas {
-    config: serde_json::Map<String, Json>,
-    /// Whether `config` is that of the whole file, and not of parts by their names.
-    whole: bool,
-    all: Option<f64>,
-}
-
-/// The key of a file's metadata where diffusers writes the configuration.
-const DIFFUSERS_CONFIG: &str = "lora_adapter_metadata";
-
-/// The longest configuration that is read.
-const MAX_CONFIG: u64 = 1 << 20;
-
-impl Alphas {
-    fn read(file: &Checkpoint) -> Result<Alphas> {
-        if let Some(alphas) = Alphas::beside(file.path())? {
-            return Ok(alphas);
-        }
-        let text = file.metadata().str(DIFFUSERS_CONFIG);
-        let config = text.and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default();
-        let all = file.metadata().get("adapter.lora.alpha").and_then(sd_io::Value::as_f64);
-        Ok(Alphas { config, whole: false, all })
-    }
-
-    /// What PEFT's configuration says, if there is one for this file.
-    fn beside(file: &Path) -> Result<Option<Alphas>> {
-        let Some(config) = tags::config_of(file) else { return Ok(None) };
-        let io = |e| Error::io(&config, e);
-        let size = std::fs::metadata(&config).map_err(io)?.len();
-        if size > MAX_CONFIG {
-            return Err(Error::bad_file(&config, format!("has {size} bytes, which is no configuration")));
-        }
-        let text = std::fs::read_to_string(&config).map_err(io)?;
-        let json: serde_json::Map<String, Json> =
-            serde_json::from_str(&text).map_err(|e| Error::bad_file(&config, format!("is not JSON: {e}")))?;
-        let kind = json.get("peft_type").and_then(Json::as_str).unwrap_or("LORA");
-        if kind != "LORA" {
-            let what = format!("the adapter is {kind}, of PEFT's kinds only LORA is read");
-            return Err(Error::bad_file(&config, what).hint("merge it into the model with PEFT, or get a LoRA"));
-        }
-        if json.get("fan_in_fan_out").and_then(Json::as_bool) == Some(true) {
-            return Err(Error::bad_file(&config, "its matrices have their axes exchanged (fan_in_fan_out)"));
-        }
-        Ok(Some(Alphas { config: json, whole: true, all: None }))
-    }
-
-    /// The alpha of a module: that of its pattern, else that of its part; `Err` with what is wrong with the configuration.
-    fn of(&self, module: &str) -> Result<Option<Alpha>, String> {
-        if let Some(alpha) = self.all {
-            return Ok(Some(Alpha { alpha, root: false }));
-        }
-        let (part, path) = module.split_once('.').unwrap_or(("", module));
-        let key = |name: &str| match self.whole {
-            true => self.config.get(name),
-            false => self.config.get(&format!("{part}.{name}")),
-        };
-        // What is null is left out.
-        let key = |name: &str| key(name).filter(|value| !value.is_null());
-        let place = if self.whole { tags::PEFT_CONFIG } else { DIFFUSERS_CONFIG };
-        let wrong = |what: &str, value: &Json, want: &str| format!("{place}: {what} is {value}, want {want}");
-        let number =
-            |what: &str, value: &Json| value.as_f64().ok_or_else(|| wrong(what, value, "a number")).map(Some);
-        let root = key("use_rslora").map_or(Ok(false), |value| {
-            value.as_bool().ok_or_else(|| wrong("use_rslora", value, "true or false"))
-        })?;
-        let mut alpha = key("lora_alpha").map_or(Ok(None), |value| number("lora_alpha", value))?;
-        if let Some(patterns) = key("alpha_pattern") {
-            let listed =
-                patterns.as_object().ok_or_else(|| wrong("alpha_pattern", patterns, "names and numbers"))?;
-            let path = path.strip_prefix("model.").filter(|_| part == "base_model").unwrap_or(path);
-            for (pattern, value) in listed {
-                if is_meant(pattern, path).map_err(|e| format!("{place}: alpha_pattern {pattern:?}: {e}"))? {
-                    alpha = number(&format!("alpha_pattern of {pattern}"), value)?;
-                    break;
-                }
-            }
-        }
-        Ok(alpha.map(|alpha| Alpha { alpha, root }))
-    }
-}
-
-/// Whether PEFT's `pattern` means the module at `path`: a regular expression that matches it, or what follows one of its
-/// dots, to the end.
-fn is_meant(pattern: &str, path: &str) -> Result<bool, String> {
-    if pattern.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')) {
-        return Ok(path == pattern || path.strip_suffix(pattern).is_some_and(|before| before.ends_with('.')));
-    }
-    let regex = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|e| e.to_string())?;
-    Ok(regex.is_match(path))
 }
 
 #[cfg(test)]

@@ -70,11 +70,11 @@ pub(super) const PEFT_CONFIG: &str = "adapter_config.json";
 const PEFT_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 
 /// The file that `name` means: as it stands or with an extension, below `folder`; of a folder that PEFT wrote, the one
-/// with its tensors. Absolute names and those that lead out
-/// of the folder, by `..` or by a link, are only followed when `anywhere` is set.
+/// with its tensors. A name without folders also means the one file below a subfolder that has it. Absolute names and those
+/// that lead out of the folder, by `..` or by a link, are only followed when `anywhere` is set.
 ///
 /// # Errors
-/// There is no such file, or it is outside.
+/// There is no such file, or several in subfolders, or it is outside.
 pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
     // Who may name files of one folder only need not learn where that is.
     let place = if anywhere { folder.display().to_string() } else { "the folder of LoRAs".to_owned() };
@@ -98,6 +98,21 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
         }
         return Ok(path);
     }
+    if let [_] = Path::new(name).components().collect::<Vec<_>>().as_slice() {
+        let mut of_that_name = list(folder);
+        of_that_name.retain(|file| {
+            let (whole, short) = (file.rsplit('/').next(), name_of(folder, file));
+            whole == Some(name) || short.rsplit('/').next() == Some(name)
+        });
+        match of_that_name.as_slice() {
+            [] => {}
+            [file] => return Ok(folder.join(file)),
+            several => {
+                let e = Error::request(format!("LoRA {name}: is the name of {}", several.join(" and ")));
+                return Err(e.hint("name it with its folder"));
+            }
+        }
+    }
     let e = Error::request(format!("LoRA {name}: not found in {place}"));
     Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
 }
@@ -106,6 +121,15 @@ pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
 pub fn config_of(file: &Path) -> Option<PathBuf> {
     let is_peft = file.file_stem().is_some_and(|stem| stem == "adapter_model");
     Some(file.with_file_name(PEFT_CONFIG)).filter(|config| is_peft && config.is_file())
+}
+
+/// The name by which prompts know a listed file: its path without extension, or the folder's if PEFT wrote it.
+pub fn name_of(folder: &Path, file: &str) -> String {
+    let at = match config_of(&folder.join(file)) {
+        Some(_) => file.rsplit_once('/'),
+        None => file.rsplit_once('.'),
+    };
+    at.map_or(file, |(name, _)| name).to_owned()
 }
 
 /// The files of adapters below a folder that [`find`] finds, as paths relative to it with slashes, in order. Folders that
@@ -167,7 +191,22 @@ mod tests {
         assert_eq!(found("styles/ink", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
         assert_eq!(found("styles/ink.safetensors", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
         assert_eq!(found("both", false).unwrap(), Path::new("loras/both.gguf"));
-        assert!(found("ink", false).unwrap_err().to_string().starts_with("LoRA ink: not found in "));
+        assert_eq!(found("ink", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
+        assert_eq!(found("ink.safetensors", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
+        assert_eq!(name_of(&inside, "styles/ink.safetensors"), "styles/ink");
+        for missing in ["in", "styles/in", "other/ink", "styles"] {
+            let e = found(missing, false).unwrap_err().to_string();
+            assert!(e.starts_with(&format!("LoRA {missing}: not found in ")), "{e}");
+        }
+        std::fs::create_dir_all(inside.join("more/ink")).unwrap();
+        std::fs::write(inside.join("more/ink/adapter_model.safetensors"), "").unwrap();
+        std::fs::write(inside.join("more/ink/adapter_config.json"), "{}").unwrap();
+        assert_eq!(name_of(&inside, "more/ink/adapter_model.safetensors"), "more/ink");
+        let e = found("ink", false).unwrap_err().to_string();
+        let both = "more/ink/adapter_model.safetensors and styles/ink.safetensors";
+        assert_eq!(e, format!("LoRA ink: is the name of {both}   hint: name it with its folder"));
+        assert_eq!(found("styles/ink", false).unwrap(), Path::new("loras/styles/ink.safetensors"));
+        std::fs::remove_dir_all(inside.join("more")).unwrap();
         let absolute = folder.join("secret.safetensors");
         for name in ["../secret", "styles/../../secret", absolute.to_str().unwrap(), "..\\secret", "a\0b"] {
             assert!(found(name, false).unwrap_err().to_string().contains("is outside of"), "{name}");

@@ -50,12 +50,14 @@ impl From<LoraMode> for Mode {
     }
 }
 
-/// Where files are looked for.
+/// Where files are looked for, and which are taken.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Folders {
     pub(super) loras: Option<PathBuf>,
     /// Whether names of LoRAs may lead out of their folder.
     pub(super) any_lora_path: bool,
+    /// Whether LoRAs may change nothing.
+    pub(super) unused_loras: bool,
     pub(super) embeddings: Option<PathBuf>,
 }
 
@@ -137,7 +139,7 @@ pub(super) struct Fitting<'a> {
 /// takes the layers that it has. With warnings. Strengths of one file add up.
 ///
 /// # Errors
-/// A LoRA is not there, is outside of its folder, is malformed, or changes nothing of any model.
+/// A LoRA is not there, is outside of its folder, is malformed, or changes nothing of any model where that is not allowed.
 pub(super) fn fit(models: &mut [Fitting<'_>], choices: &[LoraChoice]) -> Result<(Vec<Loras>, Vec<String>)> {
     let (mut fitted, mut warnings) = (vec![Loras::new(); models.len()], Vec::new());
     for LoraChoice { name, strength, high_noise } in choices {
@@ -168,7 +170,10 @@ fn reported(models: &[Fitting<'_>], opened: &[(Arc<Lora>, bool)], name: &str) ->
     let Some((fitting, (lora, _))) = all().rev().max_by_key(|(_, (lora, _))| lora.report().count()) else {
         return Ok(None);
     };
-    lora.check().map_err(|e| fitting.library.told(e, name))?;
+    let unused = match lora.check() {
+        Err(e) if !fitting.library.folders.unused_loras => return Err(fitting.library.told(e, name)),
+        checked => checked.is_err(),
+    };
     let report = lora.report();
     if opened.iter().any(|(_, new)| *new) {
         let others = all().filter(|(other, _)| other.name != fitting.name);
@@ -176,6 +181,10 @@ fn reported(models: &[Fitting<'_>], opened: &[(Arc<Lora>, bool)], name: &str) ->
             others.map(|(m, (lora, _))| format!("; {}: {}", m.name, lora.report().summary())).collect();
         let of = if others.is_empty() { String::new() } else { format!(" of the {}", fitting.name) };
         tracing::info!("LoRA{of} {report}{others}");
+    }
+    if unused {
+        let what = report.summary();
+        return Ok(Some(format!("LoRA {name}: changes nothing of this model ({what}); drawn without it")));
     }
     let count = report.unfit.len();
     let warning = |first| format!("LoRA {name}: {count} of {} layers do not fit: {first}", report.layers);

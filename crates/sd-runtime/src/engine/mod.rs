@@ -305,6 +305,12 @@ impl EngineBuilder {
         self
     }
 
+    /// Whether a LoRA that changes nothing of the model is left out with a warning; without this it is an error.
+    pub fn allow_unused_loras(mut self, allow: bool) -> EngineBuilder {
+        self.options.folders.unused_loras = allow;
+        self
+    }
+
     /// Where the changes of LoRAs are made. Default: beside weights that are quantised, in all others.
     #[must_use]
     pub fn lora_mode(mut self, mode: LoraMode) -> EngineBuilder {

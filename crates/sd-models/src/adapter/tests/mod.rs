@@ -119,8 +119,8 @@ fn every_kind_agrees_with_the_package_that_trains_it() {
     for (case, file) in files {
         let mut alphas = Alphas::default();
         if let Some([_, alpha, root]) = config["peft"][&case].as_array().map(Vec::as_slice) {
-            alphas.config.insert("base_model.lora_alpha".into(), alpha.clone());
-            alphas.config.insert("base_model.use_rslora".into(), root.clone());
+            let config = serde_json::json!({"base_model.lora_alpha": alpha, "base_model.use_rslora": root});
+            alphas.config = serde_json::from_value(config).unwrap();
         }
         let source: Arc<dyn WeightSource> = Arc::new(file);
         let lora = read(&source, "heron.safetensors", &alphas, &modules).unwrap();

@@ -173,7 +173,7 @@ fn what_does_not_fit_is_named() {
         e(&[("lora_unet_blocks_0_q.lora_down.weight", &[2, 8]), ("lora_unet_blocks_0_q.lora_up.weight", &[8, 2])]),
         "heron.safetensors: changes nothing of this model (heron.safetensors: kohya, 0 of 1 layers applied; 2 keys \
          unused: lora_unet_blocks_*_q.lora_down.weight (1), lora_unet_blocks_*_q.lora_up.weight (1))   hint: it was \
-         made for another family"
+         made for another family; --allow-unused-loras draws without it"
     );
     let good: &[(&str, &[usize])] = &[("a.lora_A.weight", &[2, N]), ("a.lora_B.weight", &[N, 2])];
     for (bad, why) in [
@@ -241,10 +241,56 @@ fn patterns_of_alpha_mean_what_peft_matches() {
         ("^down.0.to_q", "down.0.to_q", "up.down.0.to_q"),
         (r"\d+\.to_q", "down.17.to_q", "down.x.to_q"),
     ] {
-        let mut alphas = Alphas { whole: true, ..Alphas::default() };
-        alphas.config.insert("lora_alpha".into(), 4.into());
-        alphas.config.insert("alpha_pattern".into(), serde_json::json!({ pattern: 16 }));
+        let config = serde_json::json!({ "lora_alpha": 4, "alpha_pattern": { pattern: 16 } });
+        let config = serde_json::from_value(config).unwrap();
+        let alphas = Alphas { whole: true, config, ..Alphas::default() };
         let of = |path: &str| alphas.of(&format!("base_model.model.{path}")).unwrap().unwrap().alpha;
         assert_eq!((of(yes), of(no)), (16.0, 4.0), "{pattern}");
+    }
+}
+
+#[test]
+fn of_patterns_that_both_match_the_first_in_the_file_counts() {
+    // peft takes the keys of the JSON object one after another.
+    let file = |metadata: &str, names: &[(&str, &[usize])]| {
+        let mut header = serde_json::json!({ "__metadata__": { "lora_adapter_metadata": metadata } });
+        let mut at = 0;
+        for (name, dims) in names {
+            let end = at + 4 * dims.iter().product::<usize>();
+            header[*name] = serde_json::json!({ "dtype": "F32", "shape": dims, "data_offsets": [at, end] });
+            at = end;
+        }
+        let header = header.to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(header.as_bytes());
+        bytes.resize(bytes.len() + at, 0);
+        Checkpoint::from_bytes("heron.safetensors", Bytes::from(bytes)).unwrap()
+    };
+    let name = "unet.down.0.attn1.to_q.lora_A.weight";
+    for (patterns, want) in
+        [(r#"{"to_q": 16, "attn1.*": 8}"#, 16.0), (r#"{"attn1.*": 8, "to_q": 16}"#, 8.0), (r#"{"to_k": 2}"#, 4.0)]
+    {
+        let metadata = format!(r#"{{"unet.lora_alpha": 4, "unet.r": 4, "unet.alpha_pattern": {patterns}}}"#);
+        let alphas = Alphas::read(&file(&metadata, &[(name, &[4, 8])])).unwrap();
+        assert_eq!(alphas.of("unet.down.0.attn1.to_q").unwrap().unwrap().alpha, want, "{patterns}");
+    }
+    for (metadata, want) in [
+        ("{\"unet.lora_alpha\": 4", "heron.safetensors: lora_adapter_metadata in its metadata: EOF while parsing"),
+        ("[4]", "expected an object at line 1"),
+    ] {
+        let e = Alphas::read(&file(metadata, &[(name, &[4, 8])])).unwrap_err().to_string();
+        assert!(e.contains(want), "{e}");
+    }
+    for (setting, want) in [
+        (r#""unet.lora_alpha": "4""#, r#"lora_alpha is "4", want a number"#),
+        (r#""unet.lora_alpha": {"a": 1}"#, "lora_alpha is an object, want a number"),
+        (r#""unet.use_rslora": 1"#, "use_rslora is 1, want true or false"),
+        (r#""unet.alpha_pattern": 1"#, "alpha_pattern is 1, want names and numbers"),
+        (r#""unet.alpha_pattern": {"to_q": "x"}"#, r#"alpha_pattern of to_q is "x", want a number"#),
+        (r#""unet.alpha_pattern": {"(": 1}"#, r#"alpha_pattern "(""#),
+    ] {
+        let alphas = Alphas::read(&file(&format!("{{{setting}}}"), &[(name, &[4, 8])])).unwrap();
+        let e = alphas.of("unet.down.0.attn1.to_q").unwrap_err();
+        assert!(e.contains(want), "{e}");
     }
 }
