@@ -219,9 +219,10 @@ fn weights_at_home_in_memory_are_read_once() {
     let (program, x) = (net.program(5), inputs(&mut r, 5));
     let device = new_rpc();
     let all: usize = net.source.names().iter().map(|n| net.source.bytes(n).unwrap().len()).sum();
-    for (home, again) in [(Home::Ram, 0), (Home::File, all)] {
+    // With the last, main memory has no room for them.
+    for (home, again, ram_margin) in [(Home::Ram, 0, 0), (Home::File, all, 0), (Home::Ram, all, u64::MAX)] {
         let source = Counting::new(&net.source, Duration::ZERO);
-        let manager = Manager::new(ManagerOptions::default());
+        let manager = Manager::new(ManagerOptions { ram_margin, ..ManagerOptions::default() });
         let options = RunnerOptions { home: Some(home), ..options(&manager) };
         let mut runner = Runner::new(device.clone(), source.clone(), options).unwrap();
         runner.load(&program, &CancelToken::new()).unwrap();

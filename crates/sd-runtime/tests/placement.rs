@@ -94,6 +94,34 @@ fn places_and_budgets_change_no_picture() {
     assert!(refused.contains("--max-vram") && refused.contains(name), "{refused}");
 }
 
+/// An autoencoder that does not fit works in pieces, as small as they have to be.
+#[test]
+fn a_picture_that_does_not_fit_is_made_in_pieces() {
+    let _alone = alone();
+    let name = remote_device();
+    let device = Device::find(name).unwrap();
+    let request = ImageRequest { width: Some(256), height: Some(192), steps: Some(1), ..request() };
+    let draw = |limit: String| {
+        device.reset_peak();
+        let mut log = Log::default();
+        let mut engine = builder().backend(name).params_backend("disk").max_vram(limit).build()?;
+        let images = generate(&mut engine, &request, &mut log)?;
+        Ok::<_, sd_runtime::Error>((images.into_iter().next().unwrap().rgb, log.warnings, device.held().1))
+    };
+    let (want, none, whole) = draw("0".to_owned()).unwrap();
+    assert!(none.is_empty(), "{none:?}");
+    let mut pieces = std::collections::BTreeSet::new();
+    let mut budget = whole;
+    while let Ok((got, warnings, peak)) = draw(gib(budget)) {
+        assert!(peak <= budget, "{peak} of {budget}");
+        let most = got.iter().zip(&want).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(most <= Some(1), "{most:?} levels away: {warnings:?}");
+        pieces.extend(warnings);
+        budget -= budget / 4;
+    }
+    assert!(pieces.len() > 1 && pieces.iter().all(|w| w.contains("is done in pieces of ")), "{pieces:?}");
+}
+
 /// From the second step on nothing is planned, lowered, allocated or loaded that memory has room for.
 #[test]
 fn steps_do_nothing_twice() {

@@ -12,8 +12,8 @@ pub fn available_ram() -> Option<u64> {
     let limited = read("/proc/self/cgroup").and_then(|text| {
         let group = text.lines().find_map(|line| line.strip_prefix("0::"))?;
         let folder = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'));
-        let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
-        Some(number("memory.max")?.saturating_sub(number("memory.current")?))
+        let text = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        left(&text("memory.max")?, &text("memory.current")?, &text("memory.stat").unwrap_or_default())
     });
     Some(limited.map_or(system, |limited| limited.min(system)))
 }
@@ -39,6 +39,14 @@ fn available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// What is left to a group of processes, by the files of those names. Pages of files are given up for others.
+fn left(max: &str, current: &str, stat: &str) -> Option<u64> {
+    let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
+    let pages = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let of_files: u64 = ["active_file ", "inactive_file "].into_iter().filter_map(pages).sum();
+    Some(max.saturating_sub(current.saturating_sub(of_files)))
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::sync::Mutex;
@@ -53,6 +61,15 @@ pub(crate) mod tests {
         let refused = *refuse == Some(0);
         *refuse = refuse.and_then(|more| more.checked_sub(1));
         refused
+    }
+
+    #[test]
+    fn what_a_group_has_left() {
+        let stat = "anon 100\nfile 90\ninactive_file 30\nactive_file 50\nslab 7\n";
+        assert_eq!(left("1000\n", "400\n", stat), Some(680));
+        assert_eq!(left("1000\n", "400\n", ""), Some(600));
+        assert_eq!(left("100\n", "400\n", ""), Some(0));
+        assert_eq!(left("max\n", "400\n", stat), None);
     }
 
     #[test]

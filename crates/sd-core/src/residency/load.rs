@@ -232,6 +232,7 @@ impl Load {
             self.manager.reserve(total + more, self.who).map_err(NotLoaded::Refused)?;
         }
         let mut reserved = Reserved { load: self, bytes: total + more };
+        let keeps = self.keeps && self.manager.ram_keeps(total);
         for Planned { size, items } in buffers {
             let space =
                 self.manager.allocate(size, self.who).map_err(|e| NotLoaded::Refused(Refusal::Failed(e)))?;
@@ -250,7 +251,7 @@ impl Load {
                     }
                     (Space::Ggml(buffer), None) => {
                         ctx.place(id, buffer, offset, dev)?;
-                        self.read(item, |at, bytes| ctx.write_part(id, buffer, at, bytes))?
+                        self.read(item, keeps, |at, bytes| ctx.write_part(id, buffer, at, bytes))?
                     }
                     (Space::Noop(cells), Some((from, at))) => {
                         cells.write(offset, ctx.alloc_size(id, dev)?, from.noop()?.read(*at)?)?;
@@ -259,7 +260,7 @@ impl Load {
                     (Space::Noop(cells), None) => {
                         let mut all = DefaultHasher::new();
                         (item.weight.name(), item.dtype).hash(&mut all);
-                        let keeps = self.read(item, |_, bytes| {
+                        let keeps = self.read(item, keeps, |_, bytes| {
                             all.write(bytes);
                             Ok(())
                         })?;
@@ -301,8 +302,13 @@ impl Load {
     }
 
     /// Gives `to` a weight in the type it gets in memory, piece by piece, each with its place; all of it if main memory
-    /// is to keep it.
-    fn read(&self, item: &Item, mut to: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<Option<Bytes>> {
+    /// `keeps` it.
+    fn read(
+        &self,
+        item: &Item,
+        keeps: bool,
+        mut to: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<Option<Bytes>> {
         if let Some(bytes) = &item.ready {
             return to(0, bytes).map(|()| None);
         }
@@ -321,7 +327,7 @@ impl Load {
             };
             to(at, &made)?;
             at += made.len();
-            if self.keeps {
+            if keeps {
                 if all.is_empty() {
                     let rows = item.weight.shape();
                     let whole = item.dtype.bytes(rows.elements(), row).unwrap_or(made.len());
@@ -330,7 +336,7 @@ impl Load {
                 all.extend_from_slice(&made);
             }
         }
-        Ok(self.keeps.then(|| Bytes::from(all)))
+        Ok(keeps.then(|| Bytes::from(all)))
     }
 }
 

@@ -1,12 +1,13 @@
 //! The accounts of every device: what is on it, for whom, and what may go.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::report::{DeviceMemory, MemoryReport, ModuleMemory};
 use super::{Place, Space};
-use crate::device::{Device, DeviceKind};
+use crate::device::{Device, DeviceKind, available_ram};
 use crate::error::{Error, Result};
 use crate::tensor::Bytes;
 use crate::trace::{Event, EventKind, Trace};
@@ -20,13 +21,16 @@ pub struct ManagerOptions {
     pub prefetch: bool,
     /// Bytes of a device's free memory that are left to others. Does not apply to budgets, nor to the CPU.
     pub margin: usize,
+    /// Bytes of main memory that are left to others when weights are to stay there ([`super::Home::Ram`]). Those for which
+    /// there is no room are read from their file each time.
+    pub ram_margin: u64,
     /// Who records what happens.
     pub trace: Option<Arc<Trace>>,
 }
 
 impl Default for ManagerOptions {
     fn default() -> ManagerOptions {
-        ManagerOptions { segmented: true, prefetch: true, margin: 256 << 20, trace: None }
+        ManagerOptions { segmented: true, prefetch: true, margin: 256 << 20, ram_margin: 512 << 20, trace: None }
     }
 }
 
@@ -48,6 +52,8 @@ impl Default for ManagerOptions {
 pub struct Manager {
     options: ManagerOptions,
     state: Mutex<State>,
+    /// Whether it was said that main memory is short.
+    said_short: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -181,7 +187,7 @@ impl Manager {
     /// A manager without budgets.
     pub fn new(options: ManagerOptions) -> Arc<Manager> {
         let state = State { trace: options.trace.clone(), ..State::default() };
-        Arc::new(Manager { options, state: Mutex::new(state) })
+        Arc::new(Manager { options, state: Mutex::new(state), said_short: AtomicBool::new(false) })
     }
 
     /// Its choices.
@@ -228,6 +234,16 @@ impl Manager {
             resident: chunks(&|e| e.module == id),
         });
         MemoryReport { devices: devices.collect(), modules: modules.collect() }
+    }
+
+    /// Whether main memory can keep so many bytes more; says once if it cannot.
+    pub(crate) fn ram_keeps(&self, bytes: usize) -> bool {
+        let Some(free) = available_ram() else { return true };
+        let keeps = free.saturating_sub(self.options.ram_margin) >= bytes as u64;
+        if !keeps && !self.said_short.swap(true, Ordering::Relaxed) {
+            tracing::warn!("main memory has {} MiB free: weights stay in their file", free >> 20);
+        }
+        keeps
     }
 
     /// Records what began at `started`, if anybody wants to know.

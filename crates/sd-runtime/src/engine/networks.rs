@@ -19,7 +19,7 @@ use super::evaluate::{Evaluator, On};
 use super::facts::facts;
 use super::importance::Collector;
 use super::places::{Placed, size};
-use super::steps::Steps;
+use super::steps::{Steps, made};
 use super::tiny::Tiny;
 use crate::cache::BlockCache;
 use crate::generate::{Call, Coding, Facts, Moments, Networks};
@@ -471,26 +471,48 @@ impl Networks for Loaded {
         Ok(())
     }
 
-    fn fits_whole(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<bool> {
-        let [h, w] = evaluation.size;
-        let mut programs = Vec::new();
+    fn fits_coding(&mut self, evaluation: &Evaluation, encodes: bool, coding: Coding) -> Result<()> {
         // A tiny autoencoder needs little.
-        if !self.tiny.as_ref().is_some_and(Tiny::decodes) {
-            programs.push(self.model.decode_program(1, h, w, evaluation.circular)?);
-        }
+        let decodes = !self.tiny.as_ref().is_some_and(Tiny::decodes);
         // The largest need most.
         let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
-        for size in encodes.then_some(&evaluation.size).into_iter().chain(largest) {
-            let [h, w] = size.map(|side| side * self.facts.pixels);
-            programs.push(self.model.encode_program(1, h, w, evaluation.circular)?);
-        }
-        let total = runner(&mut self.runners, Part::Autoencoder)?.device().memory().total;
-        for program in programs {
-            if total > 0 && self.workspace(Part::Autoencoder, &program)? > total {
-                return Ok(false);
+        let encoded = encodes.then_some(&evaluation.size).into_iter().chain(largest);
+        let circular = evaluation.circular;
+        let runner = runner(&mut self.runners, Part::Autoencoder)?;
+        let (name, total) = (runner.device().name().to_owned(), runner.device().memory().total);
+        let has_room = |stage| move |need| has_room("width, height", stage, need, &name, total);
+        let need = |runner: &mut Runner, program: &Program| -> Result<usize> {
+            Ok(runner.measure(program)?.iter().map(|s| s.workspace).max().unwrap_or(0))
+        };
+        if decodes {
+            let ([h, w], has_room) = (evaluation.size, has_room.clone()(Stage::Decode));
+            match coding.piece {
+                None => has_room(need(runner, &self.model.decode_program(1, h, w, circular)?)?)?,
+                Some(piece) => {
+                    let (start, steps) = self.model.decode_steps(h, w, circular)?;
+                    has_room(need(runner, &start)?)?;
+                    let piece = piece.map(|side| side.saturating_mul(self.facts.pixels));
+                    let mut all =
+                        Steps { model: &self.model, runner, piece, circular, cancel: &CancelToken::new() };
+                    all.check(&steps, made(&start)?, has_room)?;
+                }
             }
         }
-        Ok(true)
+        for [h, w] in encoded.map(|size| size.map(|side| side * self.facts.pixels)) {
+            let has_room = has_room.clone()(Stage::Encode);
+            match coding.piece {
+                None => has_room(need(runner, &self.model.encode_program(1, h, w, circular)?)?)?,
+                Some(piece) => {
+                    let steps = self.model.encode_steps()?;
+                    let piece = piece.map(|side| side.saturating_mul(self.facts.pixels));
+                    let mut all =
+                        Steps { model: &self.model, runner, piece, circular, cancel: &CancelToken::new() };
+                    let [_, c, h, w] = all.check(&steps, [1, 3, h, w], has_room.clone())?;
+                    has_room(need(runner, &self.model.encode_end_program([c, h, w], circular)?)?)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning> {

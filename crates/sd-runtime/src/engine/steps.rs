@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use sd_core::exec::Runner;
+use sd_core::graph::Program;
 use sd_core::{CancelToken, Error, Result, Tensor};
 use sd_models::{Model, Piece, STEP_EPS, STEP_GROUPS, Step, StepValue};
 
@@ -35,6 +36,47 @@ impl Steps<'_> {
         Ok(x)
     }
 
+    /// What a step needs that is computed in the largest piece of a picture `[1, c, h, w]`, for each of `steps`; the
+    /// size of what they make.
+    pub(super) fn check(
+        &mut self,
+        steps: &[Step],
+        x: [usize; 4],
+        mut has_room: impl FnMut(usize) -> Result<()>,
+    ) -> Result<[usize; 4]> {
+        let (mut x, mut y) = (x, None);
+        for step in steps {
+            let [_, x_channels, h, w] = x;
+            let y_channels = y.filter(|_| step.reads_branch()).map_or(0, |[_, c, _, _]: [usize; 4]| c);
+            let spans = self.spans(step, [h, w]).map(|spans| spans.into_iter().max_by_key(Span::read));
+            let [Some(r), Some(c)] = spans else { return Err(Error::internal("a picture without pieces")) };
+            let piece = Piece { size: [r.read(), c.read()], last: [r.ends, c.ends] };
+            let program = self.model.step_program(step, piece, [x_channels, y_channels])?;
+            let need = self.runner.measure(&program)?.iter().map(|s| s.workspace).max();
+            has_room(need.unwrap_or(0))?;
+            let [_, k, ..] = made(&program)?;
+            let [values, per] = step.scale();
+            let made = [1, k, h * values / per, w * values / per];
+            match step.makes() {
+                StepValue::Picture => (x, y) = (made, None),
+                StepValue::Branch => y = Some(made),
+            }
+        }
+        Ok(x)
+    }
+
+    /// The pieces of rows and columns in which a step reads a picture `[h, w]`.
+    fn spans(&self, step: &Step, size: [usize; 2]) -> [Vec<Span>; 2] {
+        let [values, per] = step.scale();
+        let spans = |axis: usize, side: usize| {
+            let most = self.piece.get(axis).copied().unwrap_or(side);
+            let most = (most * per / values).max(per).next_multiple_of(per);
+            Span::all(side, most, step.margins(), self.circular.get(axis).copied().unwrap_or(false))
+        };
+        let [h, w] = size;
+        [spans(0, h), spans(1, w)]
+    }
+
     fn step(&mut self, step: &Step, x: &Tensor, y: Option<&Tensor>) -> Result<Tensor> {
         let y = y.filter(|_| step.reads_branch());
         let [_, x_channels, h, w] = dims(x)?;
@@ -49,11 +91,7 @@ impl Steps<'_> {
         let [values, per] = step.scale();
         let [rows, columns] = [h, w].map(|side| side * values / per);
         let mut out: Option<Tensor> = None;
-        let spans = |side: usize, of: usize, axis: usize| {
-            let most = (self.piece.get(axis).copied().unwrap_or(of) * per / values).max(per).next_multiple_of(per);
-            Span::all(side, most, step.margins(), self.circular.get(axis).copied().unwrap_or(false))
-        };
-        let (down, across) = (spans(h, rows, 0), spans(w, columns, 1));
+        let [down, across] = self.spans(step, [h, w]);
         for r in &down {
             for c in &across {
                 self.cancel.check()?;
@@ -80,6 +118,12 @@ impl Steps<'_> {
         }
         out.ok_or_else(|| Error::internal("a picture without pieces"))
     }
+}
+
+/// The size `[1, c, h, w]` of what a program makes.
+pub(super) fn made(program: &Program) -> Result<[usize; 4]> {
+    let shape = program.outputs().first().map(|&v| program.node(v).shape);
+    shape.and_then(|s| s.array()).ok_or_else(|| Error::internal("a program that makes no picture"))
 }
 
 /// A part of an axis with what it needs on either side.

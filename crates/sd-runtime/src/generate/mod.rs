@@ -7,7 +7,7 @@ mod masked;
 mod pass;
 mod pictures;
 
-use sd_core::{CancelToken, Error, Result, Tensor};
+use sd_core::{CancelToken, Error, Kind, Result, Tensor};
 use sd_models::{Conditioning, Evaluation, Joined, Prompt, Shift};
 
 use crate::cache::BlockCache;
@@ -35,9 +35,9 @@ pub(crate) trait Networks {
     /// allocated. Tokens of the context are not known yet.
     fn fits(&mut self, evaluation: &Evaluation) -> Result<()>;
 
-    /// Whether the device can hold what decoding a latent of the evaluation's size takes, and encoding its references
-    /// and, if `encodes`, a picture of that size.
-    fn fits_whole(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<bool>;
+    /// An error if the device cannot hold what decoding a latent of the evaluation's size takes in that way, or encoding
+    /// its references or, if `encodes`, a picture of that size.
+    fn fits_coding(&mut self, evaluation: &Evaluation, encodes: bool, coding: Coding) -> Result<()>;
 
     /// What a prompt conditions the diffusion network on.
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning>;
@@ -81,6 +81,19 @@ pub(crate) struct Coding {
     pub(crate) precise: bool,
     /// Rows and columns of latent positions that are computed at once; all without it.
     pub(crate) piece: Option<[usize; 2]>,
+}
+
+impl Coding {
+    /// The same in smaller pieces of a latent `[h, w]`; `None` if they are as small as they may be.
+    fn smaller(self, size: [usize; 2]) -> Option<Coding> {
+        const LEAST: usize = 8;
+        let piece = match self.piece {
+            None => VaeTiling::default().piece(size),
+            Some(piece) if piece.iter().all(|side| *side <= LEAST) => return None,
+            Some(piece) => piece.map(|side| (side / 2).max(LEAST).min(side)),
+        };
+        Some(Coding { piece: Some(piece), ..self })
+    }
 }
 
 /// What a model is, as far as a request depends on it.
@@ -359,7 +372,8 @@ fn show(
     Ok(())
 }
 
-/// How the autoencoder runs: in pieces if the request says so, or if it cannot run at once.
+/// How the autoencoder runs: in the pieces that the request asks for or at once, and in smaller pieces where the device
+/// cannot hold that.
 fn coding(
     net: &mut dyn Networks,
     evaluation: &Evaluation,
@@ -367,15 +381,56 @@ fn coding(
     tiling: Option<VaeTiling>,
     watch: &mut Watch<'_>,
 ) -> Result<Coding> {
-    let whole = Coding { circular: evaluation.circular, ..Coding::default() };
-    if let Some(tiling) = tiling {
-        return Ok(Coding { piece: Some(tiling.piece(evaluation.size)), ..whole });
+    let piece = tiling.map(|tiling| tiling.piece(evaluation.size));
+    let first = Coding { circular: evaluation.circular, piece, ..Coding::default() };
+    let mut coding = first;
+    while let Err(e) = net.fits_coding(evaluation, encodes, coding) {
+        coding = match coding.smaller(evaluation.size) {
+            Some(smaller) if is_short(&e) => smaller,
+            _ => return Err(e),
+        };
     }
-    if net.fits_whole(evaluation, encodes)? {
-        return Ok(whole);
+    if coding != first {
+        watch.observer.warning(&in_pieces("the device cannot hold the autoencoder's work", coding));
     }
-    watch.observer.warning("the device cannot hold the autoencoder's work at once; it is done in pieces");
-    Ok(Coding { piece: Some(VaeTiling::default().piece(evaluation.size)), ..whole })
+    Ok(coding)
+}
+
+/// Rows and columns of a tensor `[1, c, h, w]`.
+fn sides(x: &Tensor) -> [usize; 2] {
+    x.shape().array().map_or([0; 2], |[_, _, h, w]| [h, w])
+}
+
+/// Whether smaller pieces may help.
+fn is_short(e: &Error) -> bool {
+    e.is_request() || matches!(e.kind(), Kind::Device(_))
+}
+
+fn in_pieces(why: &str, coding: Coding) -> String {
+    let [h, w] = coding.piece.unwrap_or_default();
+    format!("{why}; it is done in pieces of {w}x{h} latent positions")
+}
+
+/// What `work` of the autoencoder gives; where it fails for want of memory, in smaller pieces of a latent `[h, w]`.
+fn with_room<T>(
+    net: &mut dyn Networks,
+    coding: Coding,
+    size: [usize; 2],
+    watch: &mut Watch<'_>,
+    mut work: impl FnMut(&mut dyn Networks, Coding, &CancelToken) -> Result<T>,
+) -> Result<T> {
+    let mut coding = coding;
+    loop {
+        let e = match work(net, coding, watch.cancel) {
+            Err(e) if matches!(e.kind(), Kind::Device(_)) => e,
+            result => return result,
+        };
+        coding = match coding.smaller(size) {
+            Some(smaller) => smaller,
+            None => return Err(e),
+        };
+        watch.observer.warning(&in_pieces(&format!("the autoencoder failed: {e}"), coding));
+    }
 }
 
 fn decode(
@@ -389,10 +444,14 @@ fn decode(
     place.report(watch, stage, 0, 1);
     watch.cancel.check()?;
     let context = |e: Error| e.context(stage.name());
-    let mut pixels = net.decode(latent, coding, watch.cancel).map_err(context)?;
+    let run = |net: &mut dyn Networks, coding, watch: &mut Watch<'_>| {
+        let work = |net: &mut dyn Networks, coding, cancel: &CancelToken| net.decode(latent, coding, cancel);
+        with_room(net, coding, sides(latent), watch, work).map_err(context)
+    };
+    let mut pixels = run(net, coding, watch)?;
     if !pixels.is_finite() {
         watch.observer.warning("decoding gave NaN or infinite values; decoding again with f32 weights");
-        pixels = net.decode(latent, Coding { precise: true, ..coding }, watch.cancel).map_err(context)?;
+        pixels = run(net, Coding { precise: true, ..coding }, watch)?;
         if !pixels.is_finite() {
             return Err(non_finite(net, stage, "the picture"));
         }

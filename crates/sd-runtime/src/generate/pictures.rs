@@ -1,11 +1,11 @@
 //! What the pictures of a request become before the loop: a latent to start from, channels beside the latent,
 //! references, and what is put back afterwards.
 
-use sd_core::{Error, Result, Tensor};
+use sd_core::{CancelToken, Error, Result, Tensor};
 use sd_models::Joined;
 
 use super::masked::mix;
-use super::{Coding, Facts, Moments, Networks, Place, Watch, non_finite};
+use super::{Coding, Facts, Moments, Networks, Place, Watch, non_finite, sides, with_room};
 use crate::canny::edges;
 use crate::input::{InputImage, to_values};
 use crate::observer::Stage;
@@ -210,11 +210,15 @@ impl Encoder<'_, '_> {
         let stage = Stage::Encode;
         let context = |e: Error| e.context(format!("{} {field}", stage.name()));
         let finite = |m: &Moments| m.mean.is_finite() && m.deviation.is_finite();
-        let mut moments = self.net.encode(picture, self.coding, self.watch.cancel).map_err(context)?;
+        let size = sides(picture).map(|side| side / self.net.facts().pixels.max(1));
+        let mut run = |coding: Coding, watch: &mut Watch<'_>| {
+            let work = |net: &mut dyn Networks, coding, cancel: &CancelToken| net.encode(picture, coding, cancel);
+            with_room(self.net, coding, size, watch, work).map_err(context)
+        };
+        let mut moments = run(self.coding, self.watch)?;
         if !finite(&moments) {
             self.watch.observer.warning("encoding gave NaN or infinite values; encoding again with f32 weights");
-            let coding = Coding { precise: true, ..self.coding };
-            moments = self.net.encode(picture, coding, self.watch.cancel).map_err(context)?;
+            moments = run(Coding { precise: true, ..self.coding }, self.watch)?;
             if !finite(&moments) {
                 return Err(non_finite(self.net, stage, &format!("the latent of {field}")));
             }

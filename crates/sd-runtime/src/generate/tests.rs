@@ -17,7 +17,8 @@ struct Fake {
     narrow_vae: bool,
     cancel_at: Option<(usize, CancelToken)>,
     /// The device cannot hold the autoencoder's work at once.
-    small: bool,
+    /// Latent positions that have room in one piece, when that is asked and when a latent is decoded.
+    room: [usize; 2],
     /// What was last decoded at once.
     piece: Option<[usize; 2]>,
     evaluations: usize,
@@ -40,7 +41,15 @@ impl Fake {
             ays: None,
             picture_scale: 1.0,
         };
-        Fake { facts, table, narrow_vae: false, cancel_at: None, small: false, piece: None, evaluations: 0 }
+        Fake {
+            facts,
+            table,
+            narrow_vae: false,
+            cancel_at: None,
+            room: [usize::MAX; 2],
+            piece: None,
+            evaluations: 0,
+        }
     }
 }
 
@@ -54,8 +63,9 @@ impl Networks for Fake {
         Ok(())
     }
 
-    fn fits_whole(&mut self, _evaluation: &Evaluation, _encodes: bool) -> Result<bool> {
-        Ok(!self.small)
+    fn fits_coding(&mut self, evaluation: &Evaluation, _encodes: bool, coding: Coding) -> Result<()> {
+        let [h, w] = coding.piece.unwrap_or(evaluation.size);
+        if h * w > self.room[0] { Err(Error::device("no room")) } else { Ok(()) }
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, _cancel: &CancelToken) -> Result<Conditioning> {
@@ -113,6 +123,9 @@ impl Networks for Fake {
     fn decode(&mut self, latent: &Tensor, coding: Coding, _cancel: &CancelToken) -> Result<Tensor> {
         self.piece = coding.piece;
         let [_, _, h, w] = latent.shape().array().unwrap();
+        if coding.piece.unwrap_or([h, w]).iter().product::<usize>() > self.room[1] {
+            return Err(Error::device("no room"));
+        }
         let value = |i: usize| latent.values()[i % latent.values().len()] / 4.0;
         let broken = self.narrow_vae && !coding.precise;
         let values = (0..3 * 64 * h * w).map(|i| if broken { f32::NAN } else { value(i) }).collect();
@@ -287,11 +300,27 @@ fn a_broken_picture_is_decoded_again_in_f32() {
 
 #[test]
 fn the_autoencoder_runs_in_pieces_where_it_must() {
-    let mut log = Log::default();
-    let mut net = Fake { small: true, ..Fake::new() };
-    generate(&mut net, &ImageRequest { width: Some(512), ..prompt("a") }, &mut log).unwrap();
-    assert_eq!(net.piece, Some([8, 32]));
-    assert!(log.warnings[0].contains("in pieces"), "{:?}", log.warnings);
+    let long = ImageRequest { width: Some(512), ..prompt("a") };
+    for (room, want) in [
+        ([511, usize::MAX], Ok(Some([8, 32]))),
+        // Found out when it is tried.
+        ([usize::MAX, 511], Ok(Some([8, 32]))),
+        ([511, 255], Ok(Some([8, 16]))),
+        ([64, 64], Ok(Some([8, 8]))),
+        ([63, 64], Err("no room")),
+        ([64, 63], Err("decoding: no room")),
+    ] {
+        let mut log = Log::default();
+        let mut net = Fake { room, ..Fake::new() };
+        match (generate(&mut net, &long, &mut log), want) {
+            (Ok(_), Ok(piece)) => {
+                assert_eq!(net.piece, piece, "{room:?}");
+                assert!(log.warnings.iter().all(|w| w.contains("in pieces of ")), "{:?}", log.warnings);
+            }
+            (Err(e), Err(want)) => assert!(e.to_string().starts_with(want), "{e}"),
+            (got, _) => panic!("{room:?}: {:?}", got.map(|images| images.len())),
+        }
+    }
     let mut net = Fake::new();
     generate(&mut net, &prompt("a"), &mut Log::default()).unwrap();
     assert_eq!(net.piece, None);
