@@ -63,6 +63,7 @@ pub use sd_core::device::{DeviceKind, add_rpc_server, serve_rpc};
 pub use sd_core::residency::{DeviceMemory, MemoryReport, ModuleMemory};
 pub use sd_core::{CancelToken, Cuts, DType, Device, Error, Kind as ErrorKind, Precision, Result, Tensor, Trace};
 pub use sd_io::Importance;
+pub use sd_models::adapter::controlnet::files::{find as find_control_net, list as list_control_nets};
 pub use sd_models::adapter::tags::{find as find_lora, list as list_loras, name_of as name_of_lora};
 pub use sd_models::{FileKind, Part, Survey, SurveyedFile, SurveyedPart, VaeFormat};
 pub use upscale::{MAX_UPSCALE_REPEATS, UPSCALE_TILE, UpscaleOptions, Upscaler};

@@ -164,8 +164,8 @@ impl VaeTiling {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ControlChoice {
-    /// One of the engine's ControlNets by the name of its file without the extension; `None` for that at the same place
-    /// as this choice.
+    /// One of the engine's ControlNets by the name of its file without the extension, or a file below the folder of
+    /// ControlNets, with or without it; `None` for that of the engine's at the same place as this choice.
     #[serde(default)]
     pub net: Option<String>,
     /// Fitted to the size of the result: it covers it, and the middle is kept.

@@ -10,8 +10,8 @@ use crate::hires::{Hires, HiresUpscaler};
 use crate::input::InputImage;
 use crate::parameters::{Parameters, Refiner, Upscaled, UsedControlNet};
 use crate::request::{
-    ControlChoice, Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_CONTROLS, MAX_PIXELS, MAX_PROMPT,
-    MAX_REFERENCES, MAX_SIDE, MAX_STEPS, SkipLayers,
+    ControlChoice, Defaults, ImageRequest, LoraChoice, MAX_BATCH, MAX_PIXELS, MAX_PROMPT, MAX_REFERENCES, MAX_SIDE,
+    MAX_STEPS, SkipLayers,
 };
 use crate::sampler::{SampleOptions, SamplerKind};
 use crate::schedule::SchedulerKind;
@@ -67,8 +67,8 @@ pub(crate) struct Given<'a> {
     pub(crate) hires_upscaler: bool,
     /// Whether there is a folder of LoRAs, so that tags are read.
     pub(crate) tags: bool,
-    /// The names of the ControlNets.
-    pub(crate) controls: &'a [String],
+    /// The places and names of the ControlNets that the request's controls mean.
+    pub(crate) controls: &'a [(usize, String)],
     /// What a negative seed becomes.
     pub(crate) random_seed: i64,
 }
@@ -218,14 +218,10 @@ impl ImageRequest {
         Ok(Some(cache.clone()))
     }
 
-    /// Which of the engine's ControlNets each control means.
+    /// How each control's ControlNet is followed.
     fn used_controls(&self, given: &Given<'_>) -> Result<Vec<(UsedControl, UsedControlNet)>> {
-        if self.controls.len() > MAX_CONTROLS {
-            let message = format!("controls: want at most {MAX_CONTROLS}, got {}", self.controls.len());
-            return Err(Error::request(message));
-        }
         let mut out = Vec::new();
-        for (place, choice) in self.controls.iter().enumerate() {
+        for (choice, (net, model)) in self.controls.iter().zip(given.controls) {
             choice.image.check("controls.image")?;
             let &ControlChoice { strength, canny, .. } = choice;
             if !strength.is_finite() {
@@ -236,20 +232,7 @@ impl ImageRequest {
                 let message = format!("controls: it starts at {start} and ends before, at {end}");
                 return Err(Error::request(message));
             }
-            let known = given.controls;
-            let (wanted, net) = match &choice.net {
-                Some(name) => (name.clone(), known.iter().position(|n| n == name)),
-                None => (format!("number {}", place + 1), Some(place).filter(|at| *at < known.len())),
-            };
-            let Some((net, model)) = net.and_then(|at| Some((at, known.get(at)?.clone()))) else {
-                let all = if known.is_empty() {
-                    "there is none".into()
-                } else {
-                    format!("want one of {}", known.join(", "))
-                };
-                let e = Error::request(format!("controls: no ControlNet {wanted}, {all}"));
-                return Err(e.hint("ControlNets are loaded with --control-net"));
-            };
+            let (net, model) = (*net, model.clone());
             out.push((
                 UsedControl { net, strength, start, end },
                 UsedControlNet { model, strength, start, end, canny },

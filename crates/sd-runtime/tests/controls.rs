@@ -122,6 +122,88 @@ fn sd1_agrees_with_diffusers_and_controls_are_swapped() {
     assert!(e.is_request() && e.to_string().starts_with("controls: no ControlNet number 1, there is none"), "{e}");
 }
 
+/// A folder with these files, by their names there.
+fn folder(name: &str, files: &[(&str, &Path)]) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+    for (name, file) in files {
+        let to = folder.join(name);
+        std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+        std::fs::copy(file, to).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn requests_name_files_of_the_folder() {
+    let (a, b) = (write(SD1, "control_a", &same), original(SD1, "control_b"));
+    let model = sd1::write("controls-folder.safetensors", |_, _| {});
+    let folder =
+        folder("controls-folder", &[("sd15/a.safetensors", &a), ("b.safetensors", &b), ("model.pth", &model)]);
+    let builder = Engine::builder().model(&model).device("cpu").threads(1).weight_type(DType::F32);
+    let mut engine = builder.control_net(&b).control_net_folder(&folder).build().unwrap();
+    let given = engine.info().control_nets[0].clone();
+    let named = |nets: [&str; 2]| {
+        let controls = two().into_iter().zip(nets);
+        let controls = controls.map(|(c, net)| ControlChoice { net: Some(net.to_owned()), ..c }).collect();
+        ImageRequest { controls, ..request(SD1) }
+    };
+    // In the folder, given, and both; each request swaps what is followed.
+    agrees(&mut engine, SD1, "two", &named(["sd15/a", "b.safetensors"]));
+    agrees(&mut engine, SD1, "two", &named(["sd15/a.safetensors", &given]));
+    let one = ControlChoice { net: Some("sd15/a".into()), ..ControlChoice::new(picture(SD1)) };
+    let one = ImageRequest { controls: vec![one], ..request(SD1) };
+    agrees(&mut engine, SD1, "one", &one);
+    let drawn = generate(&mut engine, &one, &mut Log::default()).unwrap().remove(0);
+    assert!(drawn.parameters.to_text().contains("Model: sd15/a, "), "{}", drawn.parameters.to_text());
+    // What was given may change, and what was named stays where it is.
+    engine.set_control_nets(&[]).unwrap();
+    agrees(&mut engine, SD1, "two", &named(["sd15/a", "b"]));
+    // A file that is another one now is opened again.
+    std::fs::copy(&b, folder.join("sd15/a.safetensors")).unwrap();
+    let swapped = generate(&mut engine, &one, &mut Log::default()).unwrap().remove(0);
+    assert!(swapped.rgb != drawn.rgb);
+    std::fs::copy(&a, folder.join("sd15/a.safetensors")).unwrap();
+    agrees(&mut engine, SD1, "one", &one);
+    for (net, want) in [
+        ("c", "ControlNet c: not found in the folder of ControlNets"),
+        ("../controls-folder/b", "ControlNet ../controls-folder/b: is outside of the folder"),
+        (a.to_str().unwrap(), "is outside of the folder of ControlNets"),
+        ("model", "ControlNet model: model.pth: holds no ControlNet"),
+    ] {
+        let e = generate(&mut engine, &named(["sd15/a", net]), &mut Log::default()).unwrap_err();
+        assert!(e.is_request() && e.to_string().contains(want), "{e}");
+        assert!(!e.to_string().contains(folder.to_str().unwrap()), "{e}");
+    }
+    let controls = vec![ControlChoice::new(picture(SD1)); 9];
+    let e = generate(&mut engine, &ImageRequest { controls, ..request(SD1) }, &mut Log::default()).unwrap_err();
+    assert!(e.is_request() && e.to_string().starts_with("controls: want at most 8, got 9"), "{e}");
+}
+
+/// More ControlNets than stay open, one after the other, each drawn as by an engine that has it alone.
+#[test]
+fn the_latest_of_the_folder_stay_open() {
+    let (a, b) = (write(SD1, "control_a", &same), original(SD1, "control_b"));
+    let model = sd1::write("controls-many.safetensors", |_, _| {});
+    let names: Vec<String> = (0..11).map(|i| format!("{i}.safetensors")).collect();
+    let files: Vec<(&str, &Path)> = (0..).zip(&names).map(|(i, n)| (n.as_str(), [&*a, &*b][i % 2])).collect();
+    let folder = folder("controls-many", &files);
+    let builder = Engine::builder().model(&model).device("cpu").threads(1).weight_type(DType::F32);
+    let mut engine = builder.control_net_folder(&folder).build().unwrap();
+    let of = |net: usize| {
+        let control = ControlChoice { net: Some(net.to_string()), ..ControlChoice::new(picture(SD1)) };
+        ImageRequest { controls: vec![control], steps: Some(1), ..request(SD1) }
+    };
+    let mut draw = |net| generate(&mut engine, &of(net), &mut Log::default()).unwrap().remove(0).rgb;
+    let first = [draw(0), draw(1)];
+    assert!(first[0] != first[1]);
+    for net in [2, 3, 4, 5, 6, 7, 8, 9, 10, 3, 0, 1] {
+        assert!(draw(net) == first[net % 2], "{net}");
+    }
+}
+
 #[test]
 fn sdxl_agrees_with_diffusers() {
     let control = write(SDXL, "control", &same);

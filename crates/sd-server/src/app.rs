@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::fields::shortened;
 use crate::native::Jobs;
 use crate::queue::{Format, Outcome, Queue};
-use crate::{limits, native, openai, page, webui};
+use crate::{control, limits, native, openai, page, webui};
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -36,6 +36,8 @@ pub(crate) struct App {
     pub(crate) page: Option<PathBuf>,
     /// The folder of LoRAs.
     pub(crate) loras: Option<PathBuf>,
+    /// The folder of ControlNets.
+    pub(crate) control_nets: Option<PathBuf>,
     /// Held while a body is read into a request: before its size is known a picture may take a gigabyte.
     pub(crate) reading: Arc<tokio::sync::Mutex<()>>,
 }
@@ -74,8 +76,14 @@ impl App {
         request
     }
 
-    /// Nothing if every LoRA that the request lists is there.
-    pub(crate) fn has_loras(&self, request: &ImageRequest) -> Result<(), Failure> {
+    /// Nothing if every LoRA and every ControlNet that the request lists is there.
+    pub(crate) fn has_files(&self, request: &ImageRequest) -> Result<(), Failure> {
+        let named = request.controls.iter().filter_map(|c| c.net.as_ref());
+        for net in named.filter(|net| !self.model.control_nets.contains(net)) {
+            // The engine tells which there are where there is no folder.
+            let Some(folder) = &self.control_nets else { continue };
+            sd_runtime::find_control_net(folder, net).map_err(|e| Failure::from(&e))?;
+        }
         let Some(first) = request.loras.first() else { return Ok(()) };
         let Some(folder) = &self.loras else {
             return Err(Failure::bad(format!(
@@ -95,6 +103,13 @@ impl App {
             json!({"name": name, "alias": name, "path": path, "metadata": {}})
         };
         sd_runtime::list_loras(folder).into_iter().map(item).collect()
+    }
+
+    /// The names that requests may give ControlNets by.
+    pub(crate) fn list_control_nets(&self) -> Vec<String> {
+        let mut names = self.model.control_nets.clone();
+        names.extend(self.control_nets.iter().flat_map(|folder| sd_runtime::list_control_nets(folder)));
+        names
     }
 
     /// Nothing if `name` is the model's, as lists of models spell it.
@@ -141,6 +156,8 @@ pub(crate) fn routes(app: Arc<App>) -> Router {
         .route("/sdapi/v1/latent-upscale-modes", get(webui::latent_upscalers))
         .route("/sdapi/v1/sd-models", get(webui::models))
         .route("/sdapi/v1/loras", get(webui::loras))
+        .route("/controlnet/model_list", get(control::models))
+        .route("/controlnet/module_list", get(control::modules))
         .route("/sdapi/v1/options", get(webui::options).post(webui::set_options))
         .route("/sdcpp/v1/capabilities", get(capabilities))
         .route("/sdcpp/v1/img_gen", post(native::img_gen))
@@ -185,6 +202,7 @@ async fn capabilities(State(app): State<Arc<App>>) -> Json<Value> {
         "samplers": sd_runtime::SamplerKind::names().collect::<Vec<_>>(),
         "schedulers": sd_runtime::SchedulerKind::names().collect::<Vec<_>>(),
         "loras": app.list_loras(),
+        "control_nets": app.list_control_nets(),
         "upscalers": sd_runtime::HiresUpscaler::names().collect::<Vec<_>>(),
         "limits": {
             "min_width": 8, "max_width": limits::SIDE, "min_height": 8, "max_height": limits::SIDE,
@@ -278,6 +296,7 @@ impl App {
             defaults: ImageRequest::default(),
             page: None,
             loras: None,
+            control_nets: None,
             reading: Arc::default(),
         }
     }

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Folder of LoRAs, which requests and <lora:name:strength> in prompts name; without it there are none
     #[arg(long, value_name = "path", help_heading = "Context Options")]
     pub(crate) lora_model_dir: Option<PathBuf>,
+    /// Folder of ControlNets, which requests name; without it there are those of --control-net
+    #[arg(long, value_name = "path", help_heading = "Context Options")]
+    pub(crate) control_net_dir: Option<PathBuf>,
     #[command(flatten)]
     defaults: Defaults,
     #[command(flatten)]
@@ -119,6 +122,9 @@ impl Args {
         let mut builder = self.model.engine();
         if let Some(path) = &self.lora_model_dir {
             builder = builder.lora_folder(path);
+        }
+        if let Some(path) = &self.control_net_dir {
+            builder = builder.control_net_folder(path);
         }
         builder.build()
     }

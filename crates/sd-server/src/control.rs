@@ -1,8 +1,16 @@
 //! What clients say of ControlNets.
 
+use crate::app::App;
 use crate::failure::Failure;
 use crate::fields::{Fields, shortened};
+use axum::Json;
+use axum::extract::State;
 use sd_runtime::{ControlChoice, ImageRequest, MAX_CONTROLS};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What a unit's `module` can be.
+const MODULES: [&str; 2] = ["none", "canny"];
 
 /// Fields of a unit that choose what a preprocessor or another resizing would do.
 const IGNORED: &[&str] = &[
@@ -25,9 +33,10 @@ const IGNORED: &[&str] = &[
 /// Takes the one picture of the native API.
 pub(crate) fn native(fields: &mut Fields, request: &mut ImageRequest) -> Result<(), Failure> {
     let strength = fields.number("control_strength")?;
+    let net = fields.text("control_net")?.filter(|name| !name.is_empty());
     if let Some(image) = fields.picture("control_image")? {
         let default = ControlChoice::new(image);
-        request.controls = vec![ControlChoice { strength: strength.unwrap_or(default.strength), ..default }];
+        request.controls = vec![ControlChoice { net, strength: strength.unwrap_or(default.strength), ..default }];
     }
     Ok(())
 }
@@ -47,6 +56,16 @@ pub(crate) fn scripts(fields: &mut Fields, request: &mut ImageRequest) -> Result
     }
     scripts.refuse_rest()?;
     Ok(warnings)
+}
+
+/// The names of ControlNets, read anew for every request.
+pub(crate) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"model_list": app.list_control_nets()}))
+}
+
+/// The names of what is done to a unit's picture.
+pub(crate) async fn modules() -> Json<Value> {
+    Json(json!({"module_list": MODULES}))
 }
 
 fn control(unit: &mut Fields) -> Result<ControlChoice, Failure> {
@@ -89,8 +108,8 @@ mod tests {
         crate::app::base64(&Image::new(2, 1, vec![0, 0, 0, 255, 255, 255]).unwrap().to_png(None).unwrap())
     }
 
-    fn read(unit: serde_json::Value) -> Result<(Vec<ControlChoice>, Vec<String>), Failure> {
-        let body = serde_json::json!({"alwayson_scripts": {"controlnet": {"args": [unit]}}}).to_string();
+    fn read(unit: Value) -> Result<(Vec<ControlChoice>, Vec<String>), Failure> {
+        let body = json!({"alwayson_scripts": {"controlnet": {"args": [unit]}}}).to_string();
         let mut request = ImageRequest::default();
         let warnings = scripts(&mut Fields::parse(body.as_bytes())?, &mut request)?;
         Ok((request.controls, warnings))
@@ -98,7 +117,7 @@ mod tests {
 
     #[test]
     fn units_of_the_web_ui() {
-        let (controls, warnings) = read(serde_json::json!({"image": file(), "module": "canny", "weight": 0.5,
+        let (controls, warnings) = read(json!({"image": file(), "module": "canny", "weight": 0.5,
             "model": "edges [d14c016b]", "guidance_end": 0.75, "pixel_perfect": true, "control_mode": "Balanced",
             "odd": 1}))
         .unwrap();
@@ -108,23 +127,14 @@ mod tests {
             (Some("edges"), 2, 0.5, 0.0, 0.75, true)
         );
         assert_eq!(warnings, ["alwayson_scripts.controlnet.args.odd: unknown, ignored"]);
-        let (controls, _) = read(serde_json::json!({"input_image": file(), "model": "None"})).unwrap();
+        let (controls, _) = read(json!({"input_image": file(), "model": "None"})).unwrap();
         assert_eq!((&controls[0].net, controls[0].strength), (&None, 1.0));
-        assert!(read(serde_json::json!({"enabled": false})).unwrap().0.is_empty());
+        assert!(read(json!({"enabled": false})).unwrap().0.is_empty());
         for (unit, want) in [
-            (serde_json::json!({}), "alwayson_scripts.controlnet.args.image: want a picture"),
-            (
-                serde_json::json!({"image": file(), "module": "depth"}),
-                "alwayson_scripts.controlnet.args.module: no \"depth\"",
-            ),
-            (
-                serde_json::json!({"image": file(), "control_mode": "x"}),
-                "alwayson_scripts.controlnet.args.control_mode: only",
-            ),
-            (
-                serde_json::json!({"image": file(), "weight": "x"}),
-                "alwayson_scripts.controlnet.args.weight: want a number",
-            ),
+            (json!({}), "alwayson_scripts.controlnet.args.image: want a picture"),
+            (json!({"image": file(), "module": "depth"}), "alwayson_scripts.controlnet.args.module: no \"depth\""),
+            (json!({"image": file(), "control_mode": "x"}), "alwayson_scripts.controlnet.args.control_mode: only"),
+            (json!({"image": file(), "weight": "x"}), "alwayson_scripts.controlnet.args.weight: want a number"),
         ] {
             let e = read(unit).unwrap_err();
             assert!(e.message().starts_with(want), "{}", e.message());

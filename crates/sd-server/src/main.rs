@@ -79,6 +79,7 @@ async fn serve(args: &Args) -> Result<()> {
         defaults: args.defaults()?,
         page: args.serve_html_path.clone(),
         loras: args.lora_model_dir.clone(),
+        control_nets: args.control_net_dir.clone(),
         reading: Arc::default(),
     };
     let signal = stop::signal()?;

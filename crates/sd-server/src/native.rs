@@ -108,7 +108,7 @@ pub(crate) async fn img_gen(
         let mut fields = Fields::parse(body)?;
         let mut request = app.defaults.clone();
         let warnings = apply(&mut fields, &mut request)?;
-        app.has_loras(&request)?;
+        app.has_files(&request)?;
         let quality = fields.small("output_compression", 0, 100)?.unwrap_or(100);
         let format = fields.choice("output_format", |name| Format::parse(name, quality))?;
         Ok((request, format.unwrap_or(Format::Png), [warnings, fields.unknown()].concat()))
@@ -459,7 +459,7 @@ mod tests {
         );
         apply(&mut Fields::parse(br#"{"prompt":"a"}"#).unwrap(), &mut r).unwrap();
         assert_eq!(r.loras.len(), 2);
-        let e = App::for_tests().has_loras(&r).unwrap_err();
+        let e = App::for_tests().has_files(&r).unwrap_err();
         assert_eq!(e.message(), "lora: a/b.safetensors: the server has no folder of LoRAs");
         apply(&mut Fields::parse(br#"{"lora":[]}"#).unwrap(), &mut r).unwrap();
         assert!(r.loras.is_empty());

@@ -180,7 +180,7 @@ fn read(fields: &mut Fields, app: &App) -> Result<(ImageRequest, Vec<String>), F
     request.refiner_switch = switch.filter(|_| app.model.refiner.is_some()).or(request.refiner_switch);
     warnings.extend(native::loras(fields, &mut request)?);
     warnings.extend(control::scripts(fields, &mut request)?);
-    app.has_loras(&request)?;
+    app.has_files(&request)?;
     fields.unsupported(UNSUPPORTED)?;
     fields.ignore(IGNORED);
     warnings.extend(fields.unknown());

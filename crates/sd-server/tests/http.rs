@@ -232,6 +232,63 @@ fn loras() {
 }
 
 #[test]
+fn control_nets_of_a_folder() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("server-controls");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+    std::fs::create_dir_all(folder.join("sd15")).unwrap();
+    let edges = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo-edges.safetensors");
+    std::fs::copy(&edges, folder.join("sd15/edges.safetensors")).unwrap();
+    std::fs::write(folder.join("broken.pth"), b"broken").unwrap();
+    let server = Server::start(&["--control-net-dir", folder.to_str().unwrap()]);
+    let names = json!(["broken", "sd15/edges"]);
+    assert_eq!(server.get("/controlnet/model_list"), json!({"model_list": names}));
+    assert_eq!(server.get("/controlnet/module_list")["module_list"], json!(["none", "canny"]));
+    assert_eq!(server.get("/sdcpp/v1/capabilities")["control_nets"], names);
+
+    let ask = |extra: Value| {
+        let mut ask = json!({"prompt": "a red square on a blue background", "steps": 4, "seed": 7});
+        ask.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        ask
+    };
+    let picture = server.post("/sdapi/v1/txt2img", &ask(json!({"seed": 8}))).1["images"][0].clone();
+    let unit = |model: &str| {
+        let unit = json!({"image": picture, "module": "canny", "model": model, "weight": 1.0});
+        ask(json!({"alwayson_scripts": {"controlnet": {"args": [unit]}}}))
+    };
+    let draw = |ask: &Value| {
+        let (status, answer) = server.post("/sdapi/v1/txt2img", ask);
+        assert_eq!((status, &answer["warnings"]), (200, &json!([])), "{answer}");
+        sd_io::Image::decode(&decoded(&answer["images"][0])).unwrap().rgb().to_vec()
+    };
+    let (without, with) = (draw(&ask(json!({}))), draw(&unit("sd15/edges [d14c016b]")));
+    assert!(with != without && with == draw(&unit("sd15/edges.safetensors")));
+    assert!(without == draw(&ask(json!({}))), "something stayed");
+    // The native API and prompts name it too, by a field of their own.
+    let extra = json!({"control_net": "sd15/edges", "control_image": picture, "control_strength": 1.0});
+    let prompt = format!("a red square on a blue background<sd_cpp_extra_args>{extra}</sd_cpp_extra_args>");
+    let by_prompt = draw(&ask(json!({"prompt": prompt, "steps": 4})));
+    assert!(by_prompt != without && by_prompt != with, "the picture is followed as it is");
+
+    let inside = folder.to_str().unwrap();
+    for (model, want) in [
+        ("../server-controls/sd15/edges", "is outside of the folder of ControlNets"),
+        (edges.to_str().unwrap(), "is outside of the folder of ControlNets"),
+        ("depth", "ControlNet depth: not found in the folder of ControlNets"),
+        ("broken", "ControlNet broken: broken.pth: "),
+    ] {
+        let (status, answer) = server.post("/sdapi/v1/txt2img", &unit(model));
+        let told = answer["error"].as_str().unwrap();
+        assert!(status == 400 && told.contains(want) && !told.contains(inside), "{told}");
+    }
+    let job = ask(json!({"control_image": picture, "control_net": "../x"}));
+    let (status, answer) = server.post("/sdcpp/v1/img_gen", &job);
+    assert!(status == 400 && answer["error"].as_str().unwrap().contains("is outside of"), "{answer}");
+    assert!(with == draw(&unit("sd15/edges")), "refusals changed something");
+}
+
+#[test]
 fn pictures_from_pictures() {
     let server = Server::start(&[]);
     let ask =

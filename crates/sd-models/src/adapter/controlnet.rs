@@ -10,6 +10,8 @@
 //! let p = model.diffusion_program(&e)?;          // reads control.0, …, times a strength, or the sum of several
 //! ```
 
+pub mod files;
+
 use std::sync::Arc;
 
 use sd_core::graph::Op;

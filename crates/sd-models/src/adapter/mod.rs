@@ -16,6 +16,7 @@ pub mod embedding;
 mod keys;
 mod modules;
 mod ordered;
+mod shelf;
 pub mod tags;
 
 use std::collections::BTreeMap;

@@ -1,8 +1,10 @@
 //! Tags in a prompt, `<lora:name:strength>`, and the files they mean.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use sd_core::{Error, Result};
+use sd_core::Result;
+
+use super::shelf::Shelf;
 
 const OPEN: &str = "<lora:";
 const HIGH_NOISE: &str = "|high_noise|";
@@ -69,6 +71,14 @@ pub(super) const PEFT_CONFIG: &str = "adapter_config.json";
 /// What PEFT calls the file with the tensors.
 const PEFT_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 
+const LORAS: Shelf = Shelf { what: "LoRA", option: "--lora-model-dir", listed: LISTED, candidates, name_of };
+
+fn candidates(folder: &Path, name: &str) -> Vec<String> {
+    let plain = EXTENSIONS.iter().map(|e| if e.is_empty() { name.to_owned() } else { format!("{name}.{e}") });
+    let of_peft = PEFT_FILES.iter().map(|file| format!("{name}/{file}"));
+    plain.chain(of_peft.filter(|_| folder.join(name).join(PEFT_CONFIG).is_file())).collect()
+}
+
 /// The file that `name` means: as it stands or with an extension, below `folder`; of a folder that PEFT wrote, the one
 /// with its tensors. A name without folders also means the one file below a subfolder that has it. Absolute names and those
 /// that lead out of the folder, by `..` or by a link, are only followed when `anywhere` is set.
@@ -76,45 +86,7 @@ const PEFT_FILES: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"]
 /// # Errors
 /// There is no such file, or several in subfolders, or it is outside.
 pub fn find(folder: &Path, name: &str, anywhere: bool) -> Result<PathBuf> {
-    // Who may name files of one folder only need not learn where that is.
-    let place = if anywhere { folder.display().to_string() } else { "the folder of LoRAs".to_owned() };
-    let outside = || Error::request(format!("LoRA {name}: is outside of {place}"));
-    let plain = |c: Component<'_>| matches!(c, Component::Normal(_) | Component::CurDir);
-    if !anywhere && (name.contains('\0') || name.contains('\\') || !Path::new(name).components().all(plain)) {
-        return Err(outside());
-    }
-    let plain = EXTENSIONS.iter().map(|e| if e.is_empty() { name.to_owned() } else { format!("{name}.{e}") });
-    let of_peft = PEFT_FILES.iter().map(|file| format!("{name}/{file}"));
-    for file in plain.chain(of_peft.filter(|_| folder.join(name).join(PEFT_CONFIG).is_file())) {
-        let path = folder.join(file);
-        if !path.is_file() {
-            continue;
-        }
-        if !anywhere {
-            let real = |p: &Path| p.canonicalize().map_err(|e| Error::io(p, e));
-            if !real(&path)?.starts_with(real(folder)?) {
-                return Err(outside());
-            }
-        }
-        return Ok(path);
-    }
-    if let [_] = Path::new(name).components().collect::<Vec<_>>().as_slice() {
-        let mut of_that_name = list(folder);
-        of_that_name.retain(|file| {
-            let (whole, short) = (file.rsplit('/').next(), name_of(folder, file));
-            whole == Some(name) || short.rsplit('/').next() == Some(name)
-        });
-        match of_that_name.as_slice() {
-            [] => {}
-            [file] => return Ok(folder.join(file)),
-            several => {
-                let e = Error::request(format!("LoRA {name}: is the name of {}", several.join(" and ")));
-                return Err(e.hint("name it with its folder"));
-            }
-        }
-    }
-    let e = Error::request(format!("LoRA {name}: not found in {place}"));
-    Err(e.hint("name a file below --lora-model-dir, with or without its extension"))
+    LORAS.find(folder, name, anywhere)
 }
 
 /// The configuration that PEFT wrote beside `file`, if it is one of PEFT's.
@@ -135,24 +107,7 @@ pub fn name_of(folder: &Path, file: &str) -> String {
 /// The files of adapters below a folder that [`find`] finds, as paths relative to it with slashes, in order. Folders that
 /// cannot be read are left out.
 pub fn list(folder: &Path) -> Vec<String> {
-    let (mut files, mut folders) = (Vec::new(), vec![String::new()]);
-    while let Some(at) = folders.pop() {
-        for entry in std::fs::read_dir(folder.join(&at)).into_iter().flatten().flatten() {
-            let (Some(name), Ok(kind)) = (entry.file_name().to_str().map(str::to_owned), entry.file_type()) else {
-                continue;
-            };
-            let path = if at.is_empty() { name } else { format!("{at}/{name}") };
-            let extension = Path::new(&path).extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
-            if kind.is_dir() {
-                folders.push(path);
-            } else if extension.is_some_and(|e| LISTED.contains(&e.as_str())) && find(folder, &path, false).is_ok()
-            {
-                files.push(path);
-            }
-        }
-    }
-    files.sort();
-    files
+    LORAS.list(folder)
 }
 
 #[cfg(test)]

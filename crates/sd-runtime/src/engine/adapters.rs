@@ -59,33 +59,34 @@ pub(super) struct Folders {
     /// Whether LoRAs may change nothing.
     pub(super) unused_loras: bool,
     pub(super) embeddings: Option<PathBuf>,
+    pub(super) controls: Option<PathBuf>,
 }
 
 impl Folders {
-    /// The error of a file as it is told to who named it: those who may name files of the folder only are at fault, and
-    /// do not learn where it is.
     fn told(&self, e: Error, name: &str) -> Error {
-        let of_file = matches!(
-            e.kind(),
-            Kind::Io { .. }
-                | Kind::BadFile { .. }
-                | Kind::MissingTensor { .. }
-                | Kind::Shape(_)
-                | Kind::Unsupported(_)
-        );
-        if self.any_lora_path || !of_file {
-            return e;
+        match &self.loras {
+            Some(folder) if !self.any_lora_path => told(e, folder, &format!("LoRA {name}")),
+            _ => e,
         }
-        let mut text = e.to_string();
-        if let Some(folder) = &self.loras {
-            text = text.replace(&*folder.join("").to_string_lossy(), "");
-        }
-        Error::request(format!("LoRA {name}: {text}"))
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
-        [&self.loras, &self.embeddings].into_iter().flatten().map(PathBuf::as_path)
+        [&self.loras, &self.embeddings, &self.controls].into_iter().flatten().map(PathBuf::as_path)
     }
+}
+
+/// The error of a file as it is told to who named it: those who may name files of the folder only are at fault, and do not
+/// learn where it is.
+pub(super) fn told(e: Error, folder: &Path, what: &str) -> Error {
+    let of_file = matches!(
+        e.kind(),
+        Kind::Io { .. } | Kind::BadFile { .. } | Kind::MissingTensor { .. } | Kind::Shape(_) | Kind::Unsupported(_)
+    );
+    if !of_file {
+        return e;
+    }
+    let text = e.to_string().replace(&*folder.join("").to_string_lossy(), "");
+    Error::request(format!("{what}: {text}"))
 }
 
 /// LoRAs that are fitted to a model, each with its strength.
@@ -269,9 +270,9 @@ struct Opened<T>(Vec<(Stamps, Arc<T>)>);
 /// What tells whether a file has changed: which it is, when it was changed, and its size; and the same of the
 /// configuration beside it.
 type Stamps = (Stamp, Option<Stamp>);
-type Stamp = (PathBuf, Option<SystemTime>, u64);
+pub(super) type Stamp = (PathBuf, Option<SystemTime>, u64);
 
-fn stamp(path: &Path) -> Result<Stamp> {
+pub(super) fn stamp(path: &Path) -> Result<Stamp> {
     let named = |e| Error::io(path, e);
     let real = path.canonicalize().map_err(named)?;
     let meta = fs::metadata(&real).map_err(named)?;

@@ -145,6 +145,13 @@ impl EngineBuilder {
         self
     }
 
+    /// Where more ControlNets are, which requests name by [`crate::ControlChoice::net`]. Those of the latest requests stay open.
+    #[must_use]
+    pub fn control_net_folder(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
+        self.options.folders.controls = Some(path.into());
+        self
+    }
+
     /// A tiny autoencoder, which decodes and encodes in place of the model's, and shows previews.
     #[must_use]
     pub fn taesd(mut self, path: impl Into<PathBuf>) -> EngineBuilder {
@@ -577,6 +584,7 @@ impl Engine {
             return Err(Error::request("preview: there is no tiny autoencoder to show tae by")
                 .hint("give the file of one with --taesd"));
         }
+        let controls = self.networks.choose_controls(&request.controls)?;
         let mut resolved = request.resolve(&Given {
             model: &self.info.name,
             defaults: &self.info.defaults,
@@ -585,7 +593,7 @@ impl Engine {
             upscaler: self.upscaler.as_ref(),
             hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
             tags: self.networks.reads_tags(),
-            controls: &self.info.control_nets,
+            controls: &controls,
             random_seed: random_seed(),
         })?;
         let prompts = [resolved.prompt.as_str(), &resolved.first.negative_prompt];
@@ -614,6 +622,7 @@ impl Engine {
     /// # Errors
     /// A wrong field, or a part for which there is not enough memory.
     pub fn outline(&mut self, request: &ImageRequest) -> Result<Vec<PartOutline>> {
+        let controls = self.networks.choose_controls(&request.controls)?;
         let resolved = request.resolve(&Given {
             model: &self.info.name,
             defaults: &self.info.defaults,
@@ -622,7 +631,7 @@ impl Engine {
             upscaler: self.upscaler.as_ref(),
             hires_upscaler: self.hires_upscaler.is_some() || self.upscaler.is_some(),
             tags: self.networks.reads_tags(),
-            controls: &self.info.control_nets,
+            controls: &controls,
             random_seed: 0,
         })?;
         let (evaluation, encodes) = generate::outline(request, &resolved, self.networks.facts())?;

@@ -14,7 +14,7 @@ use sd_core::{
 use sd_models::{Component, Conditioning, Evaluation, Info, Model, Part, Prompt, Step};
 
 use super::adapters::{self, Chosen, Fitting, Folders, Library, LoraMode, Loras};
-use super::control::Control;
+use super::control::{self, Control};
 use super::evaluate::{Evaluator, On};
 use super::facts::facts;
 use super::importance::Collector;
@@ -29,7 +29,7 @@ use crate::observer::Stage;
 use crate::picture::to_image;
 use crate::placement::Module;
 use crate::preview::{PreviewMode, projected};
-use crate::request::LoraChoice;
+use crate::request::{ControlChoice, LoraChoice};
 use crate::upscale::Upscaler;
 
 /// How many prompts' conditioning is kept.
@@ -175,9 +175,23 @@ impl Loaded {
     pub(super) fn set_controls(&mut self, paths: &[PathBuf]) -> Result<Vec<String>> {
         let (device, options) = self.placed.runner(Module::ControlNet, &self.options)?;
         let open = |path: &PathBuf| Control::open(path, &self.model, device.clone(), options.clone());
-        self.controls = paths.iter().map(open).collect::<Result<_>>()?;
+        let given = paths.iter().map(open).collect::<Result<Vec<Control>>>();
+        let given = given.map_err(|e| e.context("control_net"))?;
+        let names = given.iter().map(|c| c.name().to_owned()).collect();
+        self.controls.retain(|c| !c.is_given());
+        self.controls.splice(0..0, given);
         self.control_files = paths.to_vec();
-        Ok(self.controls.iter().map(|c| c.name().to_owned()).collect())
+        Ok(names)
+    }
+
+    /// The places and names of the ControlNets that a request follows. Files of the folder are opened.
+    pub(super) fn choose_controls(&mut self, choices: &[ControlChoice]) -> Result<Vec<(usize, String)>> {
+        if choices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (device, options) = self.placed.runner(Module::ControlNet, &self.options)?;
+        let make = |path: &Path| Control::open(path, &self.model, device.clone(), options.clone());
+        control::choose(&mut self.controls, choices, self.options.folders.controls.as_deref(), make)
     }
 
     /// What weights were multiplied by, if that was to be collected.
@@ -463,7 +477,7 @@ impl Networks for Loaded {
             let device = runner(&mut self.runners, part)?.device();
             has_room("width, height", stage, need, device.name(), device.memory().total)?;
         }
-        for control in self.controls.iter_mut().filter(|_| evaluation.control) {
+        for control in self.controls.iter_mut().filter(|c| evaluation.control && c.is_followed()) {
             let need = control.workspace(&evaluation)?;
             let device = control.device();
             has_room("width, height", Stage::Denoise, need, device.name(), device.memory().total)?;
