@@ -17,7 +17,7 @@ use sd_core::{
 const KERNELS: [CpuKernels; 5] =
     [CpuKernels::Ggml, CpuKernels::Portable, CpuKernels::Avx2, CpuKernels::Avx512, CpuKernels::Avx512Bf16];
 /// Types of weights that few rows are multiplied by.
-const STORED: [DType; 12] = [
+const STORED: [DType; 14] = [
     DType::F32,
     DType::F16,
     DType::BF16,
@@ -30,6 +30,8 @@ const STORED: [DType; 12] = [
     DType::Q5K,
     DType::Q6K,
     DType::IQ4_NL,
+    DType::IQ4_XS,
+    DType::MXFP4,
 ];
 const RUNS: usize = 3;
 
@@ -72,14 +74,14 @@ fn measure(
     what: &str,
     flop: f64,
     dims: &[usize],
-    weights: Weights,
+    weights: impl FnOnce() -> Result<Weights>,
     build: impl Fn(&Graph, &Scope, Var) -> Result<Var>,
 ) -> Result<()> {
     let word = std::env::args().skip(1).find(|a| !a.starts_with('-'));
     if word.is_some_and(|w| !what.contains(&w)) {
         return Ok(());
     }
-    let source = Arc::new(weights);
+    let source = Arc::new(weights()?);
     let g = Graph::new();
     let x = g.input("x", dims, DType::F32)?;
     let y = build(&g, &Scope::root(source.clone()), x)?;
@@ -116,16 +118,20 @@ fn print(line: &str) -> Result<()> {
 
 fn linear(m: usize, n: usize, k: usize, dtype: DType) -> Result<()> {
     let flop = 2.0 * m as f64 * n as f64 * k as f64;
-    let weights = Weights::one(&[n, k], dtype)?;
-    measure(&format!("linear {m} x {k} by {n}, {dtype}"), flop, &[1, m, k], weights, |g, w, x| {
-        g.linear(&w.linear_no_bias("a")?, x)
-    })
+    let what = format!("linear {m} x {k} by {n}, {dtype}");
+    measure(
+        &what,
+        flop,
+        &[1, m, k],
+        || Weights::one(&[n, k], dtype),
+        |g, w, x| g.linear(&w.linear_no_bias("a")?, x),
+    )
 }
 
 fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dtype: DType) -> Result<()> {
     let out = size / stride;
     let flop = 2.0 * (channels * kernel * kernel * n * out * out) as f64;
-    let weights = Weights::one(&[n, channels, kernel, kernel], dtype)?;
+    let weights = || Weights::one(&[n, channels, kernel, kernel], dtype);
     let what = format!("conv {kernel}x{kernel}/{stride} {channels} to {n} at {size}², {dtype}");
     measure(&what, flop, &[1, channels, size, size], weights, |g, w, x| {
         g.conv2d(&w.conv2d_no_bias("a")?, x, Conv2dOptions { stride, padding: kernel / 2, dilation: 1 })
@@ -136,10 +142,16 @@ fn conv(channels: usize, n: usize, size: usize, kernel: usize, stride: usize, dt
 fn attention(tokens: usize, keys: usize, heads: usize, width: usize) -> Result<()> {
     let flop = 4.0 * (tokens * keys * heads * width) as f64;
     let what = format!("attention {tokens} to {keys}, {heads} x {width}");
-    measure(&what, flop, &[1, tokens, heads, width], Weights::default(), |g, _, x| {
-        let kv = g.slice(x, 1, 0, keys)?;
-        g.attention(x, kv, kv, AttentionOptions::default())
-    })
+    measure(
+        &what,
+        flop,
+        &[1, tokens, heads, width],
+        || Ok(Weights::default()),
+        |g, _, x| {
+            let kv = g.slice(x, 1, 0, keys)?;
+            g.attention(x, kv, kv, AttentionOptions::default())
+        },
+    )
 }
 
 fn main() -> Result<()> {

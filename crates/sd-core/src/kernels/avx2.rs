@@ -2,13 +2,224 @@
 
 use std::arch::x86_64::*;
 
+use super::DEPTH;
 use super::inner::isa;
+use super::integers::{Bytes, Integers, PARTS};
 use super::vector::{MAX_LANES, Vector};
 
-isa!(__m256, 512, [1, 2, 3, 4, 5, 6], "avx2,fma,f16c");
+isa!(__m256, Pairs, 512, [1, 2, 3, 4, 5, 6], "avx2,fma,f16c");
 
 pub(super) fn is_available() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+/// Two registers stand for one.
+struct Pairs;
+
+impl Integers for Pairs {
+    type V = __m256;
+    type Bytes = [__m256i; 2];
+    type Terms = [__m256i; 2];
+    type Sums = [__m256i; 2];
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load(from: *const i16) -> [__m256i; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.wrapping_add(16).cast())] }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn zero() -> [__m256i; 2] {
+        [_mm256_setzero_si256(); 2]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn dot(sums: [__m256i; 2], x: [__m256i; 2], w: [__m256i; 2]) -> [__m256i; 2] {
+        [
+            _mm256_add_epi32(sums[0], _mm256_madd_epi16(x[0], w[0])),
+            _mm256_add_epi32(sums[1], _mm256_madd_epi16(x[1], w[1])),
+        ]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn floats(sums: [__m256i; 2], first: usize) -> __m256 {
+        _mm256_cvtepi32_ps(if first == 0 { sums[0] } else { sums[1] })
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn spread(from: [[__m256i; 2]; 4], to: &mut [i16; DEPTH]) {
+        // SAFETY: there is room for what is stored.
+        unsafe {
+            // Rows of an even part and an odd one, whose pairs of bytes come to lie in columns.
+            let [a, b, c, d] = from;
+            let r = [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]];
+            let mut twos = r;
+            for i in 0..4 {
+                twos[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
+                twos[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
+            }
+            // fours[4 i + j]: columns 2 j and 2 j + 1 of rows 4 i to 4 i + 3.
+            let mut fours = r;
+            for i in 0..2 {
+                for j in 0..2 {
+                    let (a, b) = (twos[4 * i + j], twos[4 * i + j + 2]);
+                    fours[4 * i + 2 * j] = _mm256_unpacklo_epi32(a, b);
+                    fours[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a, b);
+                }
+            }
+            for j in 0..4 {
+                let columns =
+                    [_mm256_unpacklo_epi64(fours[j], fours[4 + j]), _mm256_unpackhi_epi64(fours[j], fours[4 + j])];
+                for (i, column) in columns.into_iter().enumerate() {
+                    let to = to.as_mut_ptr().wrapping_add((2 * j + i) * 32);
+                    let low = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(column));
+                    let high = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(column));
+                    _mm256_storeu_si256(to.cast(), low);
+                    _mm256_storeu_si256(to.wrapping_add(16).cast(), high);
+                }
+            }
+        }
+    }
+}
+
+impl Bytes for [__m256i; 2] {
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn two(a: *const u8, b: *const u8) -> [__m256i; 2] {
+        // SAFETY: as the caller promises.
+        unsafe { [_mm256_loadu_si256(a.cast()), _mm256_loadu_si256(b.cast())] }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn twins(a: *const u8, b: *const u8) -> [__m256i; 2] {
+        // SAFETY: as the caller promises.
+        [a, b].map(|p| _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(p.cast()) }))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn bits(bits: u64) -> [__m256i; 2] {
+        // Each byte of bits eight times, of which one bit counts.
+        let order = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+        let one = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        [bits as i32, (bits >> 32) as i32].map(|bits| {
+            let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), order);
+            _mm256_cmpeq_epi8(_mm256_and_si256(spread, one), one)
+        })
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn store(self, to: &mut [i8; 64]) {
+        let to = to.as_mut_ptr();
+        // SAFETY: there is room for both.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), self[0]);
+            _mm256_storeu_si256(to.wrapping_add(32).cast(), self[1]);
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn right<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> [__m256i; 2] {
+        let [a, b] = [[A, B], [C, D]].map(|[a, b]| _mm256_setr_epi32(a, a, a, a, b, b, b, b));
+        [_mm256_srlv_epi32(self[0], a), _mm256_srlv_epi32(self[1], b)]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn left<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> [__m256i; 2] {
+        let [a, b] = [[A, B], [C, D]].map(|[a, b]| _mm256_setr_epi32(a, a, a, a, b, b, b, b));
+        [_mm256_sllv_epi32(self[0], a), _mm256_sllv_epi32(self[1], b)]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn and(self, mask: u8) -> [__m256i; 2] {
+        self.map(|x| _mm256_and_si256(x, _mm256_set1_epi8(mask as i8)))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn has(self, bits: [u8; 4]) -> [__m256i; 2] {
+        let [a, b, c, d] = bits.map(|b| _mm_set1_epi8(b as i8));
+        let none = [_mm256_set_m128i(b, a), _mm256_set_m128i(d, c)];
+        let none = [_mm256_and_si256(self[0], none[0]), _mm256_and_si256(self[1], none[1])]
+            .map(|x| _mm256_cmpeq_epi8(x, _mm256_setzero_si256()));
+        none.map(|x| _mm256_xor_si256(x, _mm256_set1_epi8(-1)))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn or(self, b: [__m256i; 2]) -> [__m256i; 2] {
+        [_mm256_or_si256(self[0], b[0]), _mm256_or_si256(self[1], b[1])]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn less(self, by: u8) -> [__m256i; 2] {
+        self.map(|x| _mm256_sub_epi8(x, _mm256_set1_epi8(by as i8)))
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn of(self, table: &[i8; 16]) -> [__m256i; 2] {
+        // SAFETY: there are 16 entries.
+        let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        self.map(|x| _mm256_shuffle_epi8(table, x))
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn half(from: *const u8) -> f32 {
+        // SAFETY: as the caller promises.
+        let bits = u16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() });
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn halves(from: [*const u8; 8], to: &mut [f32; PARTS]) {
+        // SAFETY: as the caller promises; there is room for both halves.
+        unsafe {
+            let at = |i: usize| i16::from_le_bytes(from[i].cast::<[u8; 2]>().read());
+            let bits = _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+            let once = _mm256_cvtph_ps(bits);
+            _mm256_storeu_ps(to.as_mut_ptr(), once);
+            _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8), once);
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
+        let codes = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(codes as i64));
+        let once = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), _mm256_set1_ps(by));
+        // SAFETY: there is room for both halves.
+        unsafe {
+            _mm256_storeu_ps(to.as_mut_ptr(), once);
+            _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8), once);
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn codes(codes: u128, by: f32, to: &mut [f32; PARTS]) {
+        let codes = _mm_set_epi64x((codes >> 64) as i64, codes as i64);
+        let codes = _mm_shuffle_epi8(codes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+        let by = _mm256_set1_ps(by);
+        for (i, codes) in [codes, _mm_unpackhi_epi64(codes, codes)].into_iter().enumerate() {
+            let some = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), by);
+            // SAFETY: there is room for both halves.
+            unsafe { _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8 * i), some) };
+        }
+    }
 }
 
 /// Rows become columns.

@@ -2,13 +2,200 @@
 
 use std::arch::x86_64::*;
 
+use super::DEPTH;
 use super::inner::isa;
+use super::integers::{Bytes, Integers, PARTS};
 use super::vector::{MAX_LANES, Vector};
 
-isa!(__m512, 1024, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "avx512f");
+isa!(__m512, Words, 1024, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14], "avx512f,avx512bw");
 
 pub(super) fn is_available() -> bool {
-    is_x86_feature_detected!("avx512f")
+    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")
+}
+
+/// Integers of 16 bits, whose products are added in an instruction of its own.
+pub(super) struct Words;
+
+impl Integers for Words {
+    type V = __m512;
+    type Bytes = __m512i;
+    type Terms = __m512i;
+    type Sums = __m512i;
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(from: *const i16) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn zero() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn dot(sums: __m512i, x: __m512i, w: __m512i) -> __m512i {
+        _mm512_add_epi32(sums, _mm512_madd_epi16(x, w))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn floats(sums: __m512i, _: usize) -> __m512 {
+        _mm512_cvtepi32_ps(sums)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn spread(from: [__m512i; 4], to: &mut [i16; DEPTH]) {
+        // Words of two registers, in each of which are the eight words of four parts.
+        let order = |f: fn(usize) -> usize| -> __m512i {
+            let words: [u16; 32] = std::array::from_fn(|i| f(i) as u16);
+            // SAFETY: there are 32 words.
+            unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
+        };
+        // Words 0 to 3, and 4 to 7: of even parts, then of odd ones.
+        let first = order(|i| i % 8 % 4 * 16 + i % 8 / 4 * 8 + i / 8);
+        let second = order(|i| i % 8 % 4 * 16 + i % 8 / 4 * 8 + i / 8 + 4);
+        let both = |a: [i64; 8]| -> __m512i {
+            // SAFETY: there are 8 numbers.
+            unsafe { _mm512_loadu_si512(a.as_ptr().cast()) }
+        };
+        // Runs of four words of registers that hold [word][odd][part].
+        let even = both([0, 8, 1, 9, 2, 10, 3, 11]);
+        let odd = both([4, 12, 5, 13, 6, 14, 7, 15]);
+        for (half, order) in [first, second].into_iter().enumerate() {
+            let low = _mm512_permutex2var_epi16(from[0], order, from[1]);
+            let high = _mm512_permutex2var_epi16(from[2], order, from[3]);
+            for (i, order) in [even, odd].into_iter().enumerate() {
+                let two = _mm512_permutex2var_epi64(low, order, high);
+                let to = to.as_mut_ptr().wrapping_add((4 * half + 2 * i) * 32);
+                // SAFETY: there is room for what is stored.
+                unsafe {
+                    _mm512_storeu_si512(to.cast(), _mm512_cvtepi8_epi16(_mm512_castsi512_si256(two)));
+                    let other = _mm512_extracti64x4_epi64::<1>(two);
+                    _mm512_storeu_si512(to.wrapping_add(32).cast(), _mm512_cvtepi8_epi16(other));
+                }
+            }
+        }
+    }
+}
+
+impl Bytes for __m512i {
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn two(a: *const u8, b: *const u8) -> __m512i {
+        // SAFETY: as the caller promises.
+        let [a, b] = [a, b].map(|p| unsafe { _mm256_loadu_si256(p.cast()) });
+        _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn twins(a: *const u8, b: *const u8) -> __m512i {
+        // SAFETY: as the caller promises.
+        let [a, b] = [a, b].map(|p| unsafe { _mm_loadu_si128(p.cast()) });
+        _mm512_mask_broadcast_i32x4(_mm512_broadcast_i32x4(a), 0xff00, b)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn bits(bits: u64) -> __m512i {
+        _mm512_movm_epi8(bits)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn store(self, to: &mut [i8; 64]) {
+        // SAFETY: there is room for all.
+        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), self) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn right<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> __m512i {
+        _mm512_srlv_epi32(self, _mm512_setr_epi32(A, A, A, A, B, B, B, B, C, C, C, C, D, D, D, D))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn left<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> __m512i {
+        _mm512_sllv_epi32(self, _mm512_setr_epi32(A, A, A, A, B, B, B, B, C, C, C, C, D, D, D, D))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn and(self, mask: u8) -> __m512i {
+        _mm512_and_si512(self, _mm512_set1_epi8(mask as i8))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn has(self, bits: [u8; 4]) -> __m512i {
+        let [a, b, c, d] = bits.map(|b| i32::from_ne_bytes([b; 4]));
+        let bits = _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d);
+        _mm512_movm_epi8(_mm512_test_epi8_mask(self, bits))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn or(self, b: __m512i) -> __m512i {
+        _mm512_or_si512(self, b)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn less(self, by: u8) -> __m512i {
+        _mm512_sub_epi8(self, _mm512_set1_epi8(by as i8))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn of(self, table: &[i8; 16]) -> __m512i {
+        // SAFETY: there are 16 entries.
+        let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+        _mm512_shuffle_epi8(table, self)
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    #[inline]
+    unsafe fn half(from: *const u8) -> f32 {
+        // SAFETY: as the caller promises.
+        let bits = u16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() });
+        _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn halves(from: [*const u8; 8], to: &mut [f32; PARTS]) {
+        // SAFETY: as the caller promises; there is room for all.
+        unsafe {
+            let at = |i: usize| i16::from_le_bytes(from[i].cast::<[u8; 2]>().read());
+            let bits = _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+            let bits = _mm512_castsi512_si256(_mm512_broadcast_i32x4(bits));
+            _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(bits));
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
+        let codes = _mm512_cvtepi8_epi32(_mm_set1_epi64x(codes as i64));
+        // SAFETY: there is room for all.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(by))) };
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn codes(codes: u128, by: f32, to: &mut [f32; PARTS]) {
+        let codes = _mm_set_epi64x((codes >> 64) as i64, codes as i64);
+        let codes = _mm_shuffle_epi8(codes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+        let codes = _mm512_cvtepi8_epi32(codes);
+        // SAFETY: there is room for all.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(by))) };
+    }
 }
 
 /// Rows become columns.

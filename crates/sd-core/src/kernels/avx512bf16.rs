@@ -3,8 +3,9 @@
 
 use std::arch::x86_64::*;
 
+use super::integers::{self, IntegerDots, Integers};
 use super::vector::{Vector, Words};
-use super::{Isa, Narrow, attention, avx512, inner, winograd};
+use super::{DEPTH, Isa, Narrow, attention, avx512, inner, winograd};
 
 pub(super) static ISA: Isa = Isa {
     narrow: Some(Narrow { wide: &avx512::ISA, row, halves, pair }),
@@ -23,6 +24,7 @@ pub(super) static ISA: Isa = Isa {
         }
         tiles!(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     },
+    integer_dots,
     soften,
     strips,
     kernel_in,
@@ -30,7 +32,55 @@ pub(super) static ISA: Isa = Isa {
 };
 
 pub(super) fn is_available() -> bool {
-    avx512::is_available() && is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512bf16")
+    avx512::is_available() && is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vnni")
+}
+
+/// Integers of 16 bits, whose products are added by the instruction that multiplies.
+struct Fused;
+
+impl Integers for Fused {
+    type V = __m512;
+    type Bytes = __m512i;
+    type Terms = __m512i;
+    type Sums = __m512i;
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(from: *const i16) -> __m512i {
+        // SAFETY: as the caller promises.
+        unsafe { avx512::Words::load(from) }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn zero() -> __m512i {
+        _mm512_setzero_si512()
+    }
+
+    #[target_feature(enable = "avx512f,avx512vnni")]
+    #[inline]
+    unsafe fn dot(sums: __m512i, x: __m512i, w: __m512i) -> __m512i {
+        _mm512_dpwssd_epi32(sums, x, w)
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn floats(sums: __m512i, _: usize) -> __m512 {
+        _mm512_cvtepi32_ps(sums)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn spread(from: [__m512i; 4], to: &mut [i16; DEPTH]) {
+        // SAFETY: as the caller promises.
+        unsafe { avx512::Words::spread(from, to) }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn integer_dots(d: &IntegerDots) {
+    // SAFETY: as the caller promises.
+    unsafe { integers::dots::<Fused>(d) }
 }
 
 /// Two bf16 in every lane.

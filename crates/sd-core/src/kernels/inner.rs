@@ -270,7 +270,7 @@ pub(super) unsafe fn halves<V: Vector>(from: *const u8, len: usize, to: *mut f32
 /// The table of inner loops for one instruction set: registers `$vector`, compiled with `$feature`, tiles of
 /// at most as many rows as are listed.
 macro_rules! isa {
-    ($vector:ty, $block:literal, [$($row:literal),*] $(, $feature:literal)?) => {
+    ($vector:ty, $integers:ty, $block:literal, [$($row:literal),*] $(, $feature:literal)?) => {
         pub(super) static ISA: $crate::kernels::Isa = TABLE;
 
         pub(super) const TABLE: $crate::kernels::Isa = $crate::kernels::Isa {
@@ -292,6 +292,9 @@ macro_rules! isa {
             gather,
             halves,
             decode,
+            integers,
+            quantise,
+            integer_dots,
             soften,
             divide,
             strips,
@@ -336,7 +339,30 @@ macro_rules! isa {
         $(#[target_feature(enable = $feature)])?
         unsafe fn decode(dtype: $crate::dtype::DType, from: *const u8, len: usize, to: *mut f32) -> bool {
             // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::blocks::decode::<$vector>(dtype, from, len, to) }
+            unsafe { $crate::kernels::blocks::decode::<$integers>(dtype, from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn integers(
+            dtype: $crate::dtype::DType,
+            from: *const u8,
+            len: usize,
+            to: &mut $crate::kernels::integers::Terms,
+        ) -> bool {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::quants::integers::<$integers>(dtype, from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn quantise(from: *const f32, len: usize, to: &mut $crate::kernels::integers::Terms) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::integers::quantise(from, len, to) }
+        }
+
+        $(#[target_feature(enable = $feature)])?
+        unsafe fn integer_dots(d: &$crate::kernels::integers::IntegerDots) {
+            // SAFETY: as the caller promises.
+            unsafe { $crate::kernels::integers::dots::<$integers>(d) }
         }
 
         $(#[target_feature(enable = $feature)])?

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
 use super::inner::WIDE;
+use super::integers::{IntegerDots, PARTS, Terms};
 use super::pack::{self, Matrix, ROOM};
+use super::quants::is_integers;
 use super::scratch::{share, with};
 use super::{DEPTH, Dots, GROUP, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
@@ -23,13 +25,34 @@ pub(crate) struct Linear {
     pub(crate) dtype: DType,
     /// Whether there is a bias, `[n]` f32.
     pub(crate) bias: bool,
-    /// Whether each sum is of one row's neighbours in a register, as [`few`] says, and not in the order of tiles.
-    pub(crate) few: bool,
+    pub(crate) sums: Sums,
+}
+
+/// What a product's sums are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sums {
+    /// Factors in the order of tiles.
+    Tiles,
+    /// f32 factors, lane by lane of a register.
+    Lanes,
+    /// Integers: those of the matrix, which [`super::quants::is_integers`] knows, and 16-bit ones of rows.
+    Integers,
+}
+
+impl Sums {
+    /// Those of `x [image, .., k]` with a matrix stored as `dtype`. `narrow` says whether factors may be less than f32.
+    pub(crate) fn of(x: &[usize], dtype: DType, narrow: bool) -> Sums {
+        match few(x) {
+            true if narrow && is_integers(dtype) => Sums::Integers,
+            true => Sums::Lanes,
+            false => Sums::Tiles,
+        }
+    }
 }
 
 /// Whether `x [image, .., k]` has so few rows for each image that a product with a matrix waits for the matrix. What
 /// else is computed with an image does not matter, so that it cannot change a result.
-pub(crate) fn few(x: &[usize]) -> bool {
+fn few(x: &[usize]) -> bool {
     match x {
         [_, rows @ .., _] => rows.iter().product::<usize>() <= FEW,
         _ => true,
@@ -69,10 +92,10 @@ impl HostOp for Linear {
         let p = Factors { sizes: self, x: x.cast(), weight, bias: bias.first().map(|b| b.cast()), out };
         // SAFETY: the operands are as long as `operands` says and the result as `elements`.
         unsafe {
-            if self.few {
-                p.few_rows(self.isa.wide(), part, parts);
-            } else {
-                gemm::compute(self.isa, &p, part, parts);
+            match self.sums {
+                Sums::Tiles => gemm::compute(self.isa, &p, part, parts),
+                Sums::Lanes => p.few_rows(self.isa.wide(), part, parts),
+                Sums::Integers => p.integers(self.isa, part, parts),
             }
         }
     }
@@ -151,17 +174,73 @@ impl Factors<'_> {
                             let w = self.weight.group(isa, columns.clone(), terms, room);
                             (isa.dots)(&Dots { len, rows, x, step: k, w, sums });
                         }
-                        for (i, sums) in all.chunks_exact_mut(lanes).enumerate() {
-                            let (row, column) = (first_row + i / GROUP, first + i % GROUP);
-                            if column < n {
-                                let bias = self.bias.map_or(0.0, |b| *b.wrapping_add(column));
-                                *self.out.wrapping_add(row * n + column) = bias + total(sums);
-                            }
-                        }
+                        self.finish(all, first_row, first);
                     }
                 }
             }
         });
+    }
+
+    /// As [`Factors::few_rows`], with the factors as integers.
+    ///
+    /// # Safety
+    /// As for [`gemm::compute`].
+    unsafe fn integers(&self, isa: &Isa, part: usize, parts: usize) {
+        let &Linear { m, n, k, .. } = self.sizes;
+        let groups = share(n.div_ceil(GROUP), part, parts);
+        let blocks = k.div_ceil(DEPTH);
+        with(
+            [SOME.min(m) * blocks * size_of::<Terms>() / size_of::<f32>(), SOME.min(m) * GROUP * PARTS],
+            |[x, sums]| {
+                let x: *mut Terms = x.cast();
+                let mut w = [Terms::ZERO; GROUP];
+                for first_row in (0..m).step_by(SOME) {
+                    let rows = SOME.min(m - first_row);
+                    for i in 0..if groups.is_empty() { 0 } else { rows * blocks } {
+                        let (row, from) = (first_row + i / blocks, i % blocks * DEPTH);
+                        // SAFETY: the terms exist, and there is room for as many blocks, aligned as those of lines are.
+                        unsafe {
+                            let from_x = self.x.wrapping_add(row * k + from);
+                            (isa.quantise)(from_x, DEPTH.min(k - from), &mut *x.wrapping_add(i));
+                        }
+                    }
+                    for group in groups.clone() {
+                        let first = group * GROUP;
+                        // SAFETY: the rows of both factors exist, and the columns of the result are this thread's.
+                        unsafe {
+                            let all = std::slice::from_raw_parts_mut(sums, rows * GROUP * PARTS);
+                            all.fill(0.0);
+                            for block in 0..blocks {
+                                let terms = block * DEPTH..((block + 1) * DEPTH).min(k);
+                                self.weight.integers(isa, first..(first + GROUP).min(n), terms, &mut w);
+                                let x = x.wrapping_add(block);
+                                (isa.integer_dots)(&IntegerDots { rows, x, step: blocks, w: &w, sums });
+                            }
+                            self.finish(all, first_row, first);
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    /// Writes what is summed in `[rows][GROUP][lanes]`, from this row and column on.
+    ///
+    /// # Safety
+    /// As for [`gemm::compute`].
+    unsafe fn finish(&self, sums: &mut [f32], first_row: usize, first: usize) {
+        let &Linear { m, n, .. } = self.sizes;
+        let rows = SOME.min(m - first_row);
+        for (i, sums) in sums.chunks_exact_mut(sums.len() / (rows * GROUP)).enumerate() {
+            let (row, column) = (first_row + i / GROUP, first + i % GROUP);
+            if column < n {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let bias = self.bias.map_or(0.0, |b| *b.wrapping_add(column));
+                    *self.out.wrapping_add(row * n + column) = bias + total(sums);
+                }
+            }
+        }
     }
 }
 

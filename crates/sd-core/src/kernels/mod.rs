@@ -2,7 +2,7 @@
 //!
 //! Weights of any stored type are converted to f32 tile by tile while they are packed; products and sums are f32. Work
 //! is divided by output elements only, and each element is summed over `k` in one order: blocks of [`DEPTH`] one after
-//! another, each from its first term to its last; or, where every image has [`few`] rows, lane by lane of a register. So a
+//! another, each from its first term to its last; or, where every image has few rows, lane by lane of a register. So a
 //! result depends neither on the number of threads nor on what else is computed with it, but it does depend on the
 //! instruction set.
 
@@ -21,12 +21,14 @@ mod gemm;
 #[cfg(all(test, target_os = "linux"))]
 mod guarded;
 mod inner;
+mod integers;
 mod linear;
 mod moves;
 mod norm;
 mod observe;
 mod pack;
 mod portable;
+mod quants;
 mod scratch;
 mod steps;
 #[cfg(test)]
@@ -40,7 +42,7 @@ pub(crate) use attention::Attention;
 pub use ceiling::{Factors, multiply_add};
 pub(crate) use chain::{Chain, Code, OPERANDS};
 pub(crate) use conv2d::{Conv2d, Geometry};
-pub(crate) use linear::{Linear, Products, few};
+pub(crate) use linear::{Linear, Products, Sums};
 pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, Upsample};
 pub(crate) use norm::{Norm, Softmax};
 pub use observe::{Computed, observe, processor_seconds};
@@ -169,6 +171,12 @@ pub(crate) struct Isa {
     halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
     /// Whole blocks to f32; false for types that it does not know.
     decode: unsafe fn(dtype: DType, from: *const u8, len: usize, to: *mut f32) -> bool,
+    /// Whole blocks as integers, at most [`DEPTH`]; false for types that it does not know.
+    integers: unsafe fn(dtype: DType, from: *const u8, len: usize, to: &mut integers::Terms) -> bool,
+    /// Values of a row as integers, at most [`DEPTH`].
+    quantise: unsafe fn(from: *const f32, len: usize, to: &mut integers::Terms),
+    /// Adds products of integers to their sums.
+    integer_dots: unsafe fn(d: &integers::IntegerDots),
     /// Scores become weights.
     soften: unsafe fn(scores: &attention::Scores),
     /// `out[r][j] /= by[j]` for as many columns as a tile has.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::blocks::is_own;
+use super::integers::Terms;
 use super::{DEPTH, GROUP, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::types::{self, Decoder};
@@ -75,13 +76,16 @@ pub(super) struct Matrix {
     data: *const u8,
     /// Bytes of a row.
     row: usize,
+    /// Elements and bytes of a block.
+    block: [usize; 2],
     decode: Option<Decoder>,
 }
 
 impl Matrix {
     /// Rows of `k` elements at `data`.
     pub(super) fn new(dtype: DType, data: *const u8, k: usize) -> Matrix {
-        Matrix { dtype, data, row: k / dtype.block() * dtype.block_bytes(), decode: decoder(dtype) }
+        let block = [dtype.block(), dtype.block_bytes()];
+        Matrix { dtype, data, row: k / block[0] * block[1], block, decode: decoder(dtype) }
     }
 
     /// A panel `[words of terms][width]` of `rows`, then zeros.
@@ -156,9 +160,7 @@ impl Matrix {
         let mut from = [ZEROS.as_ptr(); GROUP];
         for (i, (p, row)) in from.iter_mut().zip(rows).enumerate() {
             let stored = self.data.wrapping_add(row * self.row + start);
-            // What follows the end of this row in its place is a row of the next group.
-            let skip = if start + AHEAD < self.row { 0 } else { (GROUP - 1) * self.row };
-            ahead(stored.wrapping_add(AHEAD + skip), bytes);
+            self.ahead(stored, start, bytes);
             *p = if self.dtype == DType::F32 {
                 stored.cast()
             } else {
@@ -169,6 +171,33 @@ impl Matrix {
             };
         }
         from
+    }
+
+    /// As [`Matrix::group`], as integers of each of `rows`.
+    ///
+    /// # Safety
+    /// As for [`Matrix::rows`], of a type that is stored as integers.
+    pub(super) unsafe fn integers(
+        &self,
+        isa: &Isa,
+        rows: Range<usize>,
+        terms: Range<usize>,
+        to: &mut [Terms; GROUP],
+    ) {
+        let (start, bytes) = (self.row_bytes(terms.start), self.row_bytes(terms.len()));
+        for (to, row) in to.iter_mut().zip(rows) {
+            let stored = self.data.wrapping_add(row * self.row + start);
+            self.ahead(stored, start, bytes);
+            // SAFETY: the row has the terms, in whole blocks.
+            unsafe { (isa.integers)(self.dtype, stored, terms.len(), to) };
+        }
+    }
+
+    /// Asks for what is read a little later than `bytes` at `stored`, which begin at `start` of a row in a group.
+    fn ahead(&self, stored: *const u8, start: usize, bytes: usize) {
+        // What follows the end of this row in its place is a row of the next group.
+        let skip = if start + AHEAD < self.row { 0 } else { (GROUP - 1) * self.row };
+        ahead(stored.wrapping_add(AHEAD + skip), bytes);
     }
 
     /// `terms` of `row` as f32.
@@ -211,7 +240,7 @@ impl Matrix {
 
     /// Bytes of `len` elements of a row.
     fn row_bytes(&self, len: usize) -> usize {
-        len / self.dtype.block() * self.dtype.block_bytes()
+        len / self.block[0] * self.block[1]
     }
 
     /// # Safety

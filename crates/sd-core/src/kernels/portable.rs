@@ -1,6 +1,8 @@
 //! Any machine: a register is a few elements that the compiler does as it can.
 
+use super::DEPTH;
 use super::inner::isa;
+use super::integers::{Bytes, Integers, PART, PARTS, lane};
 use super::vector::{MAX_LANES, Vector};
 
 const LANES: usize = 4;
@@ -8,7 +10,173 @@ const LANES: usize = 4;
 #[derive(Clone, Copy)]
 struct Lanes([f32; LANES]);
 
-isa!(Lanes, 512, [1, 2, 3, 4]);
+isa!(Lanes, Scalars, 512, [1, 2, 3, 4]);
+
+/// Integers one by one, which the compiler multiplies as it can.
+struct Scalars;
+
+impl Integers for Scalars {
+    type V = Lanes;
+    type Bytes = Each;
+    type Terms = [[i16; 2 * LANES]; PARTS / LANES];
+    type Sums = [[i32; LANES]; PARTS / LANES];
+
+    #[inline(always)]
+    unsafe fn load(from: *const i16) -> Self::Terms {
+        // SAFETY: as the caller promises.
+        unsafe { from.cast::<Self::Terms>().read() }
+    }
+
+    #[inline(always)]
+    unsafe fn zero() -> Self::Sums {
+        [[0; LANES]; PARTS / LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn dot(sums: Self::Sums, x: Self::Terms, w: Self::Terms) -> Self::Sums {
+        let mut sums = sums;
+        for ((sum, x), w) in sums.iter_mut().zip(x).zip(w) {
+            let product: [i32; 2 * LANES] = std::array::from_fn(|i| i32::from(x[i]).wrapping_mul(i32::from(w[i])));
+            *sum = std::array::from_fn(|i| sum[i].wrapping_add(product[2 * i].wrapping_add(product[2 * i + 1])));
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn floats(sums: Self::Sums, first: usize) -> Lanes {
+        Lanes(sums[first / LANES].map(|sum| sum as f32))
+    }
+
+    #[inline(always)]
+    unsafe fn spread(from: [Each; 4], to: &mut [i16; DEPTH]) {
+        let to = to.as_chunks_mut::<{ 2 * PARTS }>().0;
+        for (part, from) in from.iter().flat_map(|f| f.0.as_chunks::<PART>().0).enumerate() {
+            let at = 2 * lane(part);
+            for (to, pair) in to.iter_mut().zip(from.as_chunks::<2>().0) {
+                to[at..at + 2].copy_from_slice(&pair.map(|b| i16::from(b as i8)));
+            }
+        }
+    }
+}
+
+/// 64 bytes one by one.
+#[derive(Clone, Copy)]
+struct Each([u8; 64]);
+
+impl Each {
+    #[inline(always)]
+    fn map(self, f: impl Fn(usize, u8) -> u8) -> Each {
+        Each(std::array::from_fn(|i| f(i / 16, self.0[i])))
+    }
+
+    /// What `f` makes of the words of each 16 bytes.
+    #[inline(always)]
+    fn words(self, f: impl Fn(usize, u32) -> u32) -> Each {
+        let mut out = self;
+        for (i, word) in out.0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *word = f(i / 4, u32::from_le_bytes(*word)).to_le_bytes();
+        }
+        out
+    }
+}
+
+impl Bytes for Each {
+    #[inline(always)]
+    unsafe fn two(a: *const u8, b: *const u8) -> Each {
+        let mut out = [0; 64];
+        // SAFETY: as the caller promises.
+        unsafe {
+            out[..32].copy_from_slice(&*a.cast::<[u8; 32]>());
+            out[32..].copy_from_slice(&*b.cast::<[u8; 32]>());
+        }
+        Each(out)
+    }
+
+    #[inline(always)]
+    unsafe fn twins(a: *const u8, b: *const u8) -> Each {
+        let mut out = [0; 64];
+        for (to, from) in out.as_chunks_mut::<16>().0.iter_mut().zip([a, a, b, b]) {
+            // SAFETY: as the caller promises.
+            *to = unsafe { *from.cast::<[u8; 16]>() };
+        }
+        Each(out)
+    }
+
+    #[inline(always)]
+    unsafe fn bits(bits: u64) -> Each {
+        Each(std::array::from_fn(|i| 0u8.wrapping_sub((bits >> i & 1) as u8)))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: &mut [i8; 64]) {
+        *to = self.0.map(|b| b as i8);
+    }
+
+    #[inline(always)]
+    unsafe fn right<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> Each {
+        self.words(|i, w| w >> [A, B, C, D][i])
+    }
+
+    #[inline(always)]
+    unsafe fn left<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> Each {
+        self.words(|i, w| w << [A, B, C, D][i])
+    }
+
+    #[inline(always)]
+    unsafe fn and(self, mask: u8) -> Each {
+        self.map(|_, b| b & mask)
+    }
+
+    #[inline(always)]
+    unsafe fn has(self, bits: [u8; 4]) -> Each {
+        self.map(|i, b| if b & bits[i] != 0 { 255 } else { 0 })
+    }
+
+    #[inline(always)]
+    unsafe fn or(self, b: Each) -> Each {
+        Each(std::array::from_fn(|i| self.0[i] | b.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn less(self, by: u8) -> Each {
+        self.map(|_, b| b.wrapping_sub(by))
+    }
+
+    #[inline(always)]
+    unsafe fn of(self, table: &[i8; 16]) -> Each {
+        self.map(|_, b| table[usize::from(b & 15)] as u8)
+    }
+
+    #[inline(always)]
+    unsafe fn half(from: *const u8) -> f32 {
+        // SAFETY: as the caller promises.
+        let bits = u32::from(u16::from_le_bytes(unsafe { from.cast::<[u8; 2]>().read() }));
+        // The exponent's bias, which makes infinity and NaN finite.
+        let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((254 - 15) << 23);
+        let special = if bits & 0x7c00 == 0x7c00 { 0xff << 23 } else { 0 };
+        f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
+    }
+
+    #[inline(always)]
+    unsafe fn halves(from: [*const u8; 8], to: &mut [f32; PARTS]) {
+        // SAFETY: as the caller promises.
+        let once = from.map(|at| unsafe { Each::half(at) });
+        *to = std::array::from_fn(|i| once[i % once.len()]);
+    }
+
+    #[inline(always)]
+    unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
+        let once = codes.to_le_bytes().map(|c| f32::from(c as i8) * by);
+        *to = std::array::from_fn(|i| once[i % once.len()]);
+    }
+
+    #[inline(always)]
+    unsafe fn codes(codes: u128, by: f32, to: &mut [f32; PARTS]) {
+        for (part, code) in codes.to_le_bytes().into_iter().enumerate() {
+            to[lane(part)] = f32::from(code as i8) * by;
+        }
+    }
+}
 
 #[inline(always)]
 fn zip(a: Lanes, b: Lanes, f: impl Fn(f32, f32) -> f32) -> Lanes {

@@ -1,6 +1,7 @@
 //! Every instruction set that the machine has against sums in f64.
 
 use super::blocks::is_own;
+use super::quants::is_integers;
 use super::*;
 use crate::convert::{from_f32, to_f32};
 use crate::dtype::DType;
@@ -154,17 +155,17 @@ fn check_linear(isa: &'static Isa, r: &mut Random, [m, n, k]: [usize; 3], dtype:
 /// `m` random rows times a matrix, in both orders of sums.
 fn check_product(isa: &'static Isa, r: &mut Random, m: usize, w: &Matrix, bias: bool) {
     let &Matrix { dtype, n, k, .. } = w;
-    for few in [false, true] {
-        check_sums(r, &Linear { isa, m, n, k, dtype, bias, few }, &w.bytes);
+    for sums in [Sums::Tiles, Sums::Lanes] {
+        check_sums(r, &Linear { isa, m, n, k, dtype, bias, sums }, &w.bytes);
     }
 }
 
 fn check_sums(r: &mut Random, op: &Linear, stored: &[u8]) {
-    let &Linear { isa, m, n, k, dtype, bias, few } = op;
+    let &Linear { isa, m, n, k, dtype, bias, sums } = op;
     let what = format!("{op:?}");
     let x = r.values(m * k);
     let b = r.values(n);
-    let of = if few { isa.wide() } else { isa };
+    let of = if sums == Sums::Lanes { isa.wide() } else { isa };
     let (fx, fw) = (factors(of, &x), factors(of, &to_f32(dtype, stored, n * k).unwrap()));
     let (xs, bs) = (bytes(&x), bytes(&b));
     let operands = if bias { vec![&xs[..], stored, &bs] } else { vec![&xs[..], stored] };
@@ -223,6 +224,67 @@ fn products_with_every_stored_type() {
         }
     }
     assert!(read >= 28, "{read} types");
+}
+
+#[test]
+fn products_of_integers() {
+    let mut r = Random(9);
+    for dtype in DType::all().filter(|&d| is_integers(d)) {
+        for (m, k) in [(1, 1), (r.pick(2, 20), r.pick(1, 3)), (33, 2)] {
+            // Blocks of 32 leave the last 256 terms incomplete.
+            let k = if dtype.block() == 256 { 256 * k } else { 256 * (k - 1) + 32 * r.pick(1, 8) };
+            let (n, bias) = (r.pick(1, 13), r.next() < 0.5);
+            let w = Matrix::random(&mut r, dtype, [n, k]);
+            let mut x = r.values(m * k);
+            // An outlier, values that leave nothing beside one, and some that are too small to count.
+            x[0] = 1e3;
+            x[k - 16..k].iter_mut().for_each(|v| *v *= 1e-31);
+            check_integers(&mut r, &w, &x, bias);
+        }
+    }
+}
+
+/// The product with rows as integers: within what rounding them to those loses, and the same on every instruction set, for
+/// every number of threads, and alone.
+fn check_integers(r: &mut Random, w: &Matrix, x: &[f32], bias: bool) {
+    let &Matrix { dtype, n, k, .. } = w;
+    let m = x.len() / k;
+    let b = r.values(n);
+    let (xs, bs) = (bytes(x), bytes(&b));
+    let operands = if bias { vec![&xs[..], &w.bytes, &bs] } else { vec![&xs[..], &w.bytes] };
+    let values = to_f32(dtype, &w.bytes, n * k).unwrap();
+    let op = |isa, m| Linear { isa, m, n, k, dtype, bias, sums: Sums::Integers };
+    let all = every_isa();
+    let got = run(&op(all[0], m), &operands, 1);
+    for (i, &got) in got.iter().enumerate() {
+        let (row, column) = (&x[i / n * k..][..k], &values[i % n * k..][..k]);
+        let mut want = if bias { f64::from(b[i % n]) } else { 0.0 };
+        let mut bound = want.abs() * HALF_ULP;
+        for (x, w) in row.chunks(16).zip(column.chunks(16)) {
+            let largest = |v: &[f32]| v.iter().fold(0.0, |a: f64, v| a.max(f64::from(v.abs())));
+            // Half a step of each value, and what sums of products with integers and offsets lose.
+            let step = if largest(x) < 1e-30 { 2e-30 } else { largest(x) / 32767.0 };
+            let roundings = 8 + k.div_ceil(256) + 5;
+            for (&x, &v) in x.iter().zip(w) {
+                want += f64::from(x) * f64::from(v);
+                bound += f64::from(v.abs()) * step * 0.501;
+                bound += f64::from(x.abs()) * 4.0 * largest(w) * HALF_ULP * roundings as f64;
+            }
+        }
+        assert!(
+            (f64::from(got) - want).abs() <= bound,
+            "{dtype} {m}x{n}x{k} {i}: {got}, want {want} within {bound}"
+        );
+    }
+    for isa in all {
+        for parts in 1..=4 {
+            assert!(same_bits(&got, &run(&op(isa, m), &operands, parts)), "{isa:?} {dtype} by {parts} threads");
+        }
+        let row = r.pick(0, m - 1);
+        let mut alone = operands.clone();
+        alone[0] = &xs[row * k * 4..][..k * 4];
+        assert!(same_bits(&got[row * n..][..n], &run(&op(isa, 1), &alone, 1)), "{isa:?} {dtype}: row {row} alone");
+    }
 }
 
 #[test]
@@ -465,7 +527,7 @@ fn parts_do_not_change_a_bit_of_the_rest() {
             let (then, eps) = (then.clone(), 1e-5);
             Norm { isa, rows, channels, positions, all_channels, centred, eps, vectors: 2, then }
         };
-        let each = Linear { isa, m: 9, n: 5, k: 21, dtype: DType::F32, bias: false, few: false };
+        let each = Linear { isa, m: 9, n: 5, k: 21, dtype: DType::F32, bias: false, sums: Sums::Tiles };
         let around = [[2, 1], [0, 3]];
         let all: Vec<Box<dyn HostOp>> = vec![
             Box::new(Chain::new(isa, &[rows, wide], &code, &strides).unwrap()),
@@ -578,18 +640,33 @@ fn convolutions_by_way_of_tiles() {
 #[test]
 fn what_is_not_finite_stays() {
     for isa in every_isa() {
-        for (bad, few) in
-            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].map(|bad| [false, true].map(|f| (bad, f))).concat()
+        for (bad, sums) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
+            .map(|bad| [Sums::Tiles, Sums::Lanes].map(|s| (bad, s)))
+            .concat()
         {
             let (m, n, k) = (9, 40, 300);
             let mut x = vec![0.5f32; m * k];
             x[4 * k + 299] = bad;
             let w = bytes(&vec![1.0f32; n * k]);
-            let got = run(&Linear { isa, m, n, k, dtype: DType::F32, bias: false, few }, &[&bytes(&x), &w], 2);
+            let got = run(&Linear { isa, m, n, k, dtype: DType::F32, bias: false, sums }, &[&bytes(&x), &w], 2);
             for (i, v) in got.iter().enumerate() {
                 assert_eq!(v.is_finite(), i / n != 4, "{isa:?} {bad} {i}");
                 assert!(i / n != 4 || v.is_nan() == bad.is_nan());
             }
+        }
+    }
+}
+
+#[test]
+fn integers_of_what_is_not_finite_are_not() {
+    let w = from_f32(DType::Q8_0, &vec![1.0; 5 * 320], 320).unwrap();
+    for isa in every_isa() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = vec![0.5f32; 9 * 320];
+            x[4 * 320 + 319] = bad;
+            let op = Linear { isa, m: 9, n: 5, k: 320, dtype: DType::Q8_0, bias: false, sums: Sums::Integers };
+            let got = run(&op, &[&bytes(&x), &w], 2);
+            assert!(got.iter().enumerate().all(|(i, v)| v.is_nan() == (i / 5 == 4)), "{isa:?} {bad}: {got:?}");
         }
     }
 }

@@ -5,7 +5,7 @@ use super::layout::ne;
 use crate::error::Result;
 use crate::ffi::{HostOp, Id};
 use crate::graph::{Node, Op};
-use crate::kernels::{Attention, Conv2d, Geometry, Linear, can_read, few};
+use crate::kernels::{Attention, Conv2d, Geometry, Linear, Sums, can_read};
 
 impl Lowering<'_> {
     /// `node` computed by a kernel, if there is one for it.
@@ -20,8 +20,11 @@ impl Lowering<'_> {
                 let m = x.iter().take(x.len() - 1).product();
                 let fits = lead.iter().all(|&d| d == 1) && can_read(dtype);
                 let bias = node.inputs.len() > 2;
-                let few = matches!(node.op, Op::Linear { .. }) && few(&x);
-                fits.then(|| Box::new(Linear { isa, m, n: *n, k: *k, dtype, bias, few }) as Box<dyn HostOp>)
+                let sums = match node.op {
+                    Op::Linear { .. } => Sums::of(&x, dtype, false),
+                    _ => Sums::Tiles,
+                };
+                fits.then(|| Box::new(Linear { isa, m, n: *n, k: *k, dtype, bias, sums }) as Box<dyn HostOp>)
             }
             Op::Conv2d { stride, padding, dilation, .. } => {
                 let (_, x) = self.operand(node, 0)?;

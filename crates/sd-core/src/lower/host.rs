@@ -12,7 +12,7 @@ use crate::ffi::{self, HostOp};
 use crate::graph::{self, Node, Op, Program, Var};
 use crate::kernels::{
     Attention, Chain, Code, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place, Products,
-    Rope, Scatter, Softmax, Step, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read, few,
+    Rope, Scatter, Softmax, Step, Sums, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read,
 };
 use crate::plan::Segment;
 
@@ -164,11 +164,15 @@ impl Lowering<'_> {
 
     /// The instruction set for `node`, a product.
     fn product_isa(&self, node: &Node) -> &'static Isa {
-        let narrow = match (&node.op, node.inputs.get(1)) {
+        if self.is_narrow(node) { self.isa } else { self.isa.wide() }
+    }
+
+    /// Whether factors of `node`, a product, may be less than f32.
+    fn is_narrow(&self, node: &Node) -> bool {
+        match (&node.op, node.inputs.get(1)) {
             (Op::Linear { .. } | Op::Conv2d { .. }, Some(weight)) => self.narrow.weights.contains(weight),
             _ => self.narrow.values,
-        };
-        if narrow { self.isa } else { self.isa.wide() }
+        }
     }
 
     fn node(&mut self, node: &Node) -> Result<Option<Value>> {
@@ -239,8 +243,8 @@ impl Lowering<'_> {
                     return Ok(None);
                 }
                 let m = all[0].elements() / k;
-                let (bias, few) = (all.len() > 2, few(&all[0].dims));
-                self.other(Linear { isa, m, n, k, dtype, bias, few }, all, dims)
+                let (bias, sums) = (all.len() > 2, Sums::of(&all[0].dims, dtype, self.is_narrow(node)));
+                self.other(Linear { isa, m, n, k, dtype, bias, sums }, all, dims)
             }
             Op::MatMulT => {
                 let all = self.operands(node)?;
@@ -262,10 +266,10 @@ impl Lowering<'_> {
                     at
                 };
                 let op = if factors.elements() == 1 {
-                    let each = Linear { isa, m: many * m, n, k, dtype, bias: false, few: false };
+                    let each = Linear { isa, m: many * m, n, k, dtype, bias: false, sums: Sums::Tiles };
                     Products { each, which: vec![0], factors: 1 }
                 } else {
-                    let each = Linear { isa, m, n, k, dtype, bias: false, few: false };
+                    let each = Linear { isa, m, n, k, dtype, bias: false, sums: Sums::Tiles };
                     Products { each, which: (0..many).map(which).collect(), factors: factors.elements() }
                 };
                 self.other(op, all, dims)
