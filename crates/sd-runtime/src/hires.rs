@@ -122,6 +122,9 @@ impl Hires {
             height,
             steps,
             strength: Some(self.strength),
+            // As wide for the picture as in the first pass.
+            mask_blur: (f64::from(first.mask_blur) * f64::from(width) / f64::from(first.width.max(1))).round()
+                as u32,
             sigmas: self.sigmas.clone(),
             ..first.clone()
         }

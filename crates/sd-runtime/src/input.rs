@@ -68,6 +68,14 @@ impl InputImage {
         lanczos(&self.rgb, 3, self.size(), size)
     }
 
+    /// The part of it that a result of `base` covers, stretched to the shape of `to`; as it is where that is the shape of
+    /// `base`.
+    pub(crate) fn stretched_from(&self, base: [u32; 2], to: [u32; 2]) -> Result<InputImage> {
+        let Some(cover) = cover_of(base, to) else { return Ok(self.clone()) };
+        let rgb = lanczos(&self.covering(cover)?, 3, cover, to.map(|side| side as usize))?;
+        Ok(InputImage { width: to[0], height: to[1], rgb })
+    }
+
     /// Resized to cover `[width, height]`, of which the middle is kept.
     pub(crate) fn covering(&self, size: [usize; 2]) -> Result<Vec<u8>> {
         cover(&self.rgb, 3, self.size(), size)
@@ -105,6 +113,20 @@ impl InputMask {
     pub(crate) fn stretched(&self, size: [usize; 2]) -> Result<Vec<u8>> {
         lanczos(&self.values, 1, [self.width as usize, self.height as usize], size)
     }
+
+    /// As [`InputImage::stretched_from`].
+    pub(crate) fn stretched_from(&self, base: [u32; 2], to: [u32; 2]) -> Result<InputMask> {
+        let Some(cover) = cover_of(base, to) else { return Ok(self.clone()) };
+        let values = lanczos(&self.covering(cover)?, 1, cover, to.map(|side| side as usize))?;
+        Ok(InputMask { width: to[0], height: to[1], values })
+    }
+}
+
+/// A multiple of `base` that is no smaller than `to`; `None` if both have one shape.
+fn cover_of(base: [u32; 2], to: [u32; 2]) -> Option<[usize; 2]> {
+    let [[bw, bh], [w, h]] = [base, to].map(|size| size.map(|side| side as usize));
+    let times = w.div_ceil(bw.max(1)).max(h.div_ceil(bh.max(1)));
+    (bw * h != bh * w).then_some([bw * times, bh * times])
 }
 
 fn check(field: &str, [width, height]: [u32; 2], channels: usize, len: usize) -> Result<()> {

@@ -278,10 +278,6 @@ impl ImageRequest {
     fn second_pass(&self, given: &Given<'_>, base: [u32; 2]) -> Result<Option<Hires>> {
         let Some(hires) = &self.hires else { return Ok(None) };
         hires.check()?;
-        if self.mask.is_some() {
-            return Err(Error::request("hires: a picture with a mask has no second pass")
-                .hint("draw it larger afterwards, with the result as init_image"));
-        }
         if hires.upscaler == HiresUpscaler::Model && !given.hires_upscaler {
             return Err(Error::request("hires.upscaler: there is no upscaler")
                 .hint("give the file of one with --upscale-model"));

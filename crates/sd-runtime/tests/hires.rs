@@ -132,6 +132,109 @@ fn small_masks_change_their_pixels_alone() {
     assert!(faded.iter().all(|(x, _)| *x < 25) && faded.iter().any(|(x, _)| *x > 19), "{faded:?}");
 }
 
+/// A picture of 64 or 128 pixels with a mask, drawn at 64 and then at 128.
+fn larger(engine: &mut Engine, upscaler: HiresUpscaler, image: &InputImage, r: ImageRequest) -> Vec<u8> {
+    let hires = Hires { upscaler, ..Hires::default() };
+    let white = |x: u32, y: u32| (16..32).contains(&x) && (8..40).contains(&y);
+    let r =
+        ImageRequest { init_image: Some(image.clone()), mask: Some(mask(64, 64, white)), hires: Some(hires), ..r };
+    generate(engine, &r, &mut Log::default()).unwrap().remove(0).rgb
+}
+
+#[test]
+fn both_passes_paint_in_the_mask_alone() {
+    let mut engine = engine("hires-mask.safetensors");
+    let inside = |x: u32, y: u32| (32..64).contains(&x) && (16..80).contains(&y);
+    // A picture of the larger size keeps its own pixels, whatever made the first pass larger.
+    let image = picture(128, 128);
+    for name in HiresUpscaler::names() {
+        let got = larger(&mut engine, name.parse().unwrap(), &image, request());
+        let changed = changed(&got, &image.rgb, 128);
+        // A mask made larger by Lanczos is half at its edge.
+        assert!(changed.len() > 1500 && changed.iter().all(|(x, y)| inside(*x, *y)), "{name}: {}", changed.len());
+    }
+    // A smaller one keeps what the upscaler makes of its pixels: this one repeats them.
+    let small = picture(64, 64);
+    let pixel = |i: usize| {
+        let at = (i / 128 / 2 * 64 + i % 128 / 2) * 3;
+        small.rgb[at..at + 3].to_vec()
+    };
+    let doubled: Vec<u8> = (0..128 * 128).flat_map(pixel).collect();
+    for upscaler in [HiresUpscaler::Model, HiresUpscaler::Nearest] {
+        let changed = changed(&larger(&mut engine, upscaler, &small, request()), &doubled, 128);
+        assert!(changed.len() > 1500 && changed.iter().all(|(x, y)| inside(*x, *y)), "{upscaler}");
+    }
+    // With what Lanczos makes of them where the latent becomes larger, which is the picture fitted to the size.
+    let fitted = small.fitted(128, 128).unwrap();
+    let changed_pixels = changed(&larger(&mut engine, HiresUpscaler::Latent, &small, request()), &fitted.rgb, 128);
+    assert!(changed_pixels.len() > 1500 && changed_pixels.iter().all(|(x, y)| inside(*x, *y)));
+    // A blur reaches as far as for the picture of the first pass: 5 pixels of it for a deviation of 2.
+    let r = ImageRequest { mask_blur: 2, ..request() };
+    let faded = changed(&larger(&mut engine, HiresUpscaler::Latent, &image, r), &image.rgb, 128);
+    let near = |x: u32, y: u32| (22..75).contains(&x) && (6..91).contains(&y);
+    assert!(faded.iter().all(|(x, y)| near(*x, *y)) && faded.iter().any(|(x, y)| !inside(*x, *y)));
+}
+
+/// The second pass with a mask is a picture from a picture with that mask, where the first pass is put into the picture.
+#[test]
+fn the_second_pass_with_a_mask_is_a_picture_from_a_picture() {
+    let mut engine = engine("hires-mask-alike.safetensors");
+    let (small, white) = (picture(64, 64), |x: u32, y: u32| x < 24 && y >= 40);
+    let masked = |image: &InputImage, white: InputMask| ImageRequest {
+        init_image: Some(image.clone()),
+        mask: Some(white),
+        ..request()
+    };
+    let first = masked(&small, mask(64, 64, white));
+    let hires = Hires { upscaler: HiresUpscaler::Nearest, steps: 3, strength: 0.5, ..Hires::default() };
+    let got = ImageRequest { hires: Some(hires), ..first.clone() };
+    let got = generate(&mut engine, &got, &mut Log::default()).unwrap().remove(0);
+    let first = generate(&mut engine, &first, &mut Log::default()).unwrap().remove(0);
+    let pixel = |i: usize| {
+        let at = (i / 128 / 2 * 64 + i % 128 / 2) * 3;
+        first.rgb[at..at + 3].to_vec()
+    };
+    let image = InputImage { width: 128, height: 128, rgb: (0..128 * 128).flat_map(pixel).collect() };
+    let fitted = mask(64, 64, white);
+    let size = ImageRequest { width: Some(128), height: Some(128), ..masked(&image, fitted) };
+    let alone = ImageRequest { strength: Some(0.5), steps: Some(6), ..size };
+    let alone = generate(&mut engine, &alone, &mut Log::default()).unwrap().remove(0);
+    assert!(got.rgb == alone.rgb);
+}
+
+/// Where the second pass has another shape, picture and mask are stretched as the first pass's picture is.
+#[test]
+fn masks_follow_the_shape_of_the_second_pass() {
+    let mut engine = engine("hires-mask-shape.safetensors");
+    let hires = Hires { upscaler: HiresUpscaler::Nearest, width: 128, height: 96, ..Hires::default() };
+    let image = InputImage { width: 64, height: 64, rgb: [90, 120, 200].repeat(64 * 64) };
+    let r = ImageRequest {
+        init_image: Some(image.clone()),
+        mask: Some(mask(64, 64, |x, y| (16..32).contains(&x) && y < 16)),
+        hires: Some(hires),
+        ..request()
+    };
+    let got = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0);
+    assert_eq!((got.width, got.height), (128, 96));
+    let changed = changed(&got.rgb, &[90, 120, 200].repeat(128 * 96), 128);
+    assert!(changed.len() > 600 && changed.iter().all(|(x, y)| (32..64).contains(x) && *y < 24), "{changed:?}");
+    // Around the mask alone, which is put back into the picture at its own size.
+    let large = picture(200, 120);
+    let hires = Some(Hires { upscaler: HiresUpscaler::Lanczos, ..Hires::default() });
+    let r = ImageRequest {
+        init_image: Some(large.clone()),
+        mask: Some(mask(200, 120, |x, y| (100..130).contains(&x) && (50..70).contains(&y))),
+        only_masked: true,
+        mask_padding: Some(8),
+        hires,
+        ..request()
+    };
+    let got = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0);
+    let changed = self::changed(&got.rgb, &large.rgb, 200);
+    assert!((got.width, got.height) == (200, 120) && changed.len() > 500, "{}", changed.len());
+    assert!(changed.iter().all(|(x, y)| (100..130).contains(x) && (50..70).contains(y)));
+}
+
 #[test]
 fn only_what_is_masked_is_drawn_into_the_whole_picture() {
     let mut engine = engine("mask-only.safetensors");

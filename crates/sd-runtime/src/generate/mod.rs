@@ -326,9 +326,13 @@ fn larger(
     hires: &Hires,
     watch: &mut Watch<'_>,
 ) -> Result<Pass> {
-    let second = hires.second(p, hires.size([p.width, p.height], 8));
-    // It starts from the first pass, not from the request's picture.
-    let request = ImageRequest { init_image: None, ..request.clone() };
+    let base = [p.width, p.height];
+    let to = hires.size(base, 8);
+    let second = hires.second(p, to);
+    // What the first pass makes is stretched where the shape changes, so what is beside it must be.
+    let image = request.init_image.as_ref().map(|image| image.stretched_from(base, to)).transpose()?;
+    let mask = request.mask.as_ref().map(|mask| mask.stretched_from(base, to)).transpose()?;
+    let request = ImageRequest { init_image: image, mask, ..request.clone() };
     Pass::prepare(nets, &request, resolved, &second, true, watch)
 }
 

@@ -5,7 +5,7 @@ use sd_models::Evaluation;
 
 use super::control::Control;
 use super::denoise::{Conditions, Model, Run, denoise};
-use super::pictures::{self, Pictures};
+use super::pictures::{self, Pictures, Reading};
 use super::{Coding, Networks, Place, Watch, coding, conditions, control, decode, encodes, evaluation, show};
 use crate::hires::HiresUpscaler;
 use crate::input::{InputImage, to_values};
@@ -27,6 +27,8 @@ pub(super) struct Pass {
     run: Run,
     /// Whether it is the second of two.
     second: bool,
+    /// Whether the request's picture has fewer pixels than the result, along either axis.
+    small_original: bool,
     /// Of each network.
     states: Vec<State>,
 }
@@ -65,7 +67,8 @@ impl Pass {
         let coding = coding(*net, &evaluation, encodes, request.vae_tiling, watch)?;
         let negative = guide.reads_negative();
         let first = conditions(*net, resolved, p, negative, place, watch)?;
-        let pictures = Pictures::encode(*net, request, p, &size, coding, place, watch)?;
+        let reading = Reading { request, parameters: p, size: &size, coding, second };
+        let pictures = Pictures::encode(*net, &reading, place, watch)?;
         let controls = control::encode(*net, request, resolved, p, &size, watch)?;
         let evaluation = Evaluation { control: false, ..evaluation };
         let mut states = vec![State { conditions: first, evaluation: evaluation.clone(), controls }];
@@ -76,7 +79,8 @@ impl Pass {
             // ControlNets belong to the network that begins.
             states.push(State { conditions, evaluation, controls: Vec::new() });
         }
-        Ok(Pass { parameters: p.clone(), size, coding, pictures, run, second, states })
+        let small_original = request.init_image.as_ref().is_some_and(|i| i.width < p.width || i.height < p.height);
+        Ok(Pass { parameters: p.clone(), size, coding, pictures, run, second, small_original, states })
     }
 
     /// The latent of the image with this seed.
@@ -111,7 +115,8 @@ impl Pass {
         Ok(latent)
     }
 
-    /// Lets the next image start from what a first pass gave, made larger.
+    /// Lets the next image start from what a first pass gave, made larger. Where a mask leaves the request's picture
+    /// as it was, and that is smaller than the result, the result has what the upscaler makes of it.
     pub(super) fn start_from(
         &mut self,
         latent: &Tensor,
@@ -129,7 +134,8 @@ impl Pass {
         }
         let p = &self.parameters;
         let pixels = decode(net, latent, first.coding, place, watch)?;
-        let rgb = first.size.crop_to_rgb(&pixels)?;
+        let mut rgb = first.size.crop_to_rgb(&pixels)?;
+        first.pictures.paste(&mut rgb);
         let mut image = InputImage { width: first.parameters.width, height: first.parameters.height, rgb };
         if hires.upscaler == HiresUpscaler::Model {
             let upscaler = upscaler.ok_or_else(|| Error::internal("no upscaler"))?;
@@ -143,6 +149,9 @@ impl Pass {
             HiresUpscaler::Nearest => nearest(&image.rgb, 3, [image.width as usize, image.height as usize], to),
             _ => image.stretched(to)?,
         };
+        if self.small_original {
+            self.pictures.put_back(&rgb);
+        }
         let values = to_values(&self.size.embed(&rgb, 3), self.size.computed())?;
         self.pictures.clean = Some(pictures::encode(net, &values, self.coding, place, watch)?);
         Ok(())

@@ -17,6 +17,16 @@ use crate::resample::blurred;
 /// Sides of reference pictures are multiples of this many pixels: a latent value is 8 wide, a token 2 values.
 const REFERENCE_STEP: u32 = 16;
 
+/// What is read of a request's pictures, and how.
+pub(super) struct Reading<'a> {
+    pub(super) request: &'a ImageRequest,
+    pub(super) parameters: &'a Parameters,
+    pub(super) size: &'a Sizes,
+    pub(super) coding: Coding,
+    /// Whether it is for a second pass, which starts from what the first one gives.
+    pub(super) second: bool,
+}
+
 /// The pictures of a request, encoded.
 pub(super) struct Pictures {
     /// The picture to start from, or to keep a part of.
@@ -44,13 +54,11 @@ impl Moments {
 impl Pictures {
     pub(super) fn encode(
         net: &mut dyn Networks,
-        request: &ImageRequest,
-        p: &Parameters,
-        size: &Sizes,
-        coding: Coding,
+        reading: &Reading<'_>,
         place: Place,
         watch: &mut Watch<'_>,
     ) -> Result<Pictures> {
+        let &Reading { request, parameters: p, size, coding, second } = reading;
         let facts = net.facts().clone();
         let at = [p.width as usize, p.height as usize];
         let image = request.init_image.as_ref().map(|i| i.covering(at)).transpose()?;
@@ -63,7 +71,7 @@ impl Pictures {
         // A network that reads the mask knows what stays.
         let blends = mask.is_some() && !reads_mask;
         let joins = facts.joined != Joined::None;
-        let starts = image.is_some() && (p.strength.is_some() || blends);
+        let starts = image.is_some() && !second && (p.strength.is_some() || blends);
         let total = usize::from(starts) + usize::from(joins) + request.ref_images.len();
         let mut encoder = Encoder { net, coding, place, watch, done: 0, total };
 
@@ -128,6 +136,14 @@ impl Pictures {
             references,
             original: image.zip(mask),
         })
+    }
+
+    /// Puts back `rgb`, a picture of the size of the result, in place of the original.
+    pub(super) fn put_back(&mut self, rgb: &[u8]) {
+        if let Some((original, _)) = &mut self.original {
+            original.clear();
+            original.extend_from_slice(rgb);
+        }
     }
 
     /// Puts the original's pixels back where nothing is painted anew.
