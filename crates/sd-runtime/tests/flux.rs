@@ -12,6 +12,7 @@ use support::{Fixture, Log, agrees, generate};
 const DEV: &str = "flux_dev_pipeline";
 const SCHNELL: &str = "flux_schnell_pipeline";
 const FILL: &str = "flux_fill_pipeline";
+const GUIDED: &str = "flux_guided_pipeline";
 const CONTROL: &str = "flux_control_pipeline";
 
 fn builder() -> EngineBuilder {
@@ -63,6 +64,27 @@ fn a_reference_picture_is_looked_at() {
     assert_eq!(generate(&mut engine, &with(vec![same]), &mut log).unwrap().remove(0).rgb, image.rgb);
     let own_size = ImageRequest { ref_resize: Some(false), ..with(vec![large]) };
     assert_ne!(generate(&mut engine, &own_size, &mut log).unwrap().remove(0).rgb, image.rgb);
+}
+
+/// Guidance by text and by the reference, `oracle/flux_guided.py`; what cancels out is not evaluated.
+#[test]
+fn references_guide_as_in_instruct_pix2pix() {
+    let mut engine = builder().model(folder(DEV, "flux-guided", "{}")).build().unwrap();
+    let config = Fixture::open(&format!("{GUIDED}.safetensors")).metadata("config");
+    let mut pictures = Vec::new();
+    for key in ["three_way", "two_way", "equal"] {
+        let scale = |name: &str| config[key][name].as_f64().map(|scale| scale as f32);
+        let guided = ImageRequest {
+            negative_prompt: config["negative_prompt"].as_str().unwrap().to_owned(),
+            ref_images: vec![picture(GUIDED, "kontext")],
+            cfg_scale: scale("cfg"),
+            image_cfg_scale: scale("image_cfg"),
+            ..request(GUIDED, key)
+        };
+        agrees(&mut engine, GUIDED, key, &guided);
+        pictures.push(generate(&mut engine, &guided, &mut Log::default()).unwrap().remove(0).rgb);
+    }
+    assert!(pictures[0] != pictures[1] && pictures[1] != pictures[2]);
 }
 
 #[test]

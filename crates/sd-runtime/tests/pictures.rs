@@ -6,7 +6,7 @@ mod support;
 use std::path::PathBuf;
 
 use sd_runtime::{
-    DType, Engine, ImageRequest, InputImage, InputMask, SamplerKind, SchedulerKind, SkipLayers, Stage,
+    DType, Engine, Hires, ImageRequest, InputImage, InputMask, SamplerKind, SchedulerKind, SkipLayers, Stage,
 };
 use support::layouts::single_file;
 use support::{Fixture, Log, agrees, agrees_with, generate, oracle_request, sd1};
@@ -70,6 +70,10 @@ fn networks_that_read_the_picture_agree() {
     agrees(&mut engine, PICTURES, "pix2pix", &edited);
     let e = generate(&mut engine, &request(), &mut Log::default()).unwrap_err();
     assert!(e.is_request() && e.to_string().contains("edits a picture"), "{e}");
+    // A second pass edits the same picture.
+    let larger = ImageRequest { hires: Some(Hires::default()), steps: Some(2), ..edited };
+    let image = generate(&mut engine, &larger, &mut Log::default()).unwrap().remove(0);
+    assert_eq!((image.width, image.height), (128, 128));
 }
 
 /// The larger the strength, the further from the picture; without any it goes through the autoencoder alone.
