@@ -40,6 +40,16 @@ impl Runner {
         Ok(self.plans.len() - 1)
     }
 
+    /// An error if a segment of plan `at` needs more than there is.
+    pub(super) fn has_room(&self, at: usize) -> Result<()> {
+        let (Some(plan), capacities) = (self.plans.get(at), self.capacities()) else { return Ok(()) };
+        let lacks = |s: &&Stage| capacities.get(s.lane).is_none_or(|&c| plan.need(s) > c);
+        let Some(stage) = plan.stages.iter().filter(lacks).max_by_key(|s| plan.need(s)) else { return Ok(()) };
+        let pool = self.store.asker(stage.lane, 0).pool;
+        let refusal = self.store.manager().refusal(self.store.module(), pool);
+        Err(self.refused(plan, stage, stage.lane, refusal))
+    }
+
     /// Bytes that its module may have at most on each device.
     fn capacities(&self) -> Vec<usize> {
         let (manager, module) = (self.store.manager(), self.store.module());
@@ -101,7 +111,12 @@ impl Runner {
             let device = self.lanes.get(lane).map_or("", |l| l.device.name());
             said.push(format!("{device} {} of {}", share.len(), sizes.units.len()));
         }
-        tracing::info!("{}: parts of the network: {}", self.options.module, said.join(", "));
+        let message = format!("{}: parts of the network: {}", self.options.module, said.join(", "));
+        if parts.len() > 1 {
+            tracing::info!("{message}");
+        } else {
+            tracing::debug!("{message}");
+        }
         let whole = Some(sizes.need(0..sizes.units.len()));
         let (cuts, units) = match automatic {
             true => (begins(program, &units, &ranges), units.stages),

@@ -136,11 +136,12 @@ impl Runner {
     /// What each segment of `program` needs; lowers it, computes nothing.
     ///
     /// # Errors
-    /// The program cannot be lowered for this device.
+    /// The program cannot be lowered for this device, or a segment needs more memory than there is.
     pub fn measure(&mut self, program: &Program) -> Result<Vec<SegmentSize>> {
         let rewritten = self.rewritten(program)?;
         let at = self.plan(rewritten.as_deref().unwrap_or(program))?;
-        Ok(self.plans[at].sizes(&self.store))
+        self.has_room(at)?;
+        Ok(self.plans.get(at).map_or_else(Vec::new, |plan| plan.sizes(&self.store)))
     }
 
     /// Which cuts later runs take. Programs are lowered anew if that is a change.

@@ -635,7 +635,7 @@ impl Engine {
             random_seed: 0,
         })?;
         let (evaluation, encodes) = generate::outline(request, &resolved, self.networks.facts())?;
-        self.networks.outline(&evaluation, encodes)
+        self.networks.outline(&evaluation, encodes, request.vae_tiling)
     }
 
     /// What is in the memory of which device, and where the weights of each part are.

@@ -22,14 +22,14 @@ use super::places::{Placed, size};
 use super::steps::{Steps, made};
 use super::tiny::Tiny;
 use crate::cache::BlockCache;
-use crate::generate::{Call, Coding, Facts, Moments, Networks};
+use crate::generate::{Call, Coding, Facts, Moments, Networks, fitting};
 use crate::guidance::Prediction;
 use crate::input::InputImage;
 use crate::observer::Stage;
 use crate::picture::to_image;
 use crate::placement::Module;
 use crate::preview::{PreviewMode, projected};
-use crate::request::{ControlChoice, LoraChoice};
+use crate::request::{ControlChoice, LoraChoice, VaeTiling};
 use crate::upscale::Upscaler;
 
 /// How many prompts' conditioning is kept.
@@ -100,8 +100,6 @@ pub struct PartOutline {
     pub segments: usize,
 }
 
-/// The field that a program's size follows from, the program with its stage and part.
-type Asked = (&'static str, Stage, Part, Program);
 type Runners = BTreeMap<Part, Runner>;
 /// A [`Prompt`], and what changes its meaning.
 type Key = (String, bool, usize, [usize; 2], Chosen);
@@ -317,36 +315,20 @@ impl Loaded {
         Ok(())
     }
 
-    /// What a request runs besides text encoders: the field that its size follows from, stage, part, program.
-    fn programs(&self, evaluation: &Evaluation, encodes: bool) -> Result<Vec<Asked>> {
-        let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
-        let network = self.model.diffusion_program(&evaluation)?;
-        let [h, w] = evaluation.size;
-        let decoder = self.model.decode_program(1, h, w, evaluation.circular)?;
-        const SIZE: &str = "width, height";
-        let mut programs = vec![
-            (SIZE, Stage::Denoise, Part::Diffusion, network),
-            (SIZE, Stage::Decode, Part::Autoencoder, decoder),
-        ];
-        let mut sizes: Vec<(&str, [usize; 2])> = encodes.then_some((SIZE, evaluation.size)).into_iter().collect();
-        // The largest need most.
-        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
-        sizes.extend(largest.map(|size| ("ref_images", *size)));
-        for (field, size) in sizes {
-            let [h, w] = size.map(|side| side * self.facts.pixels);
-            let encoder = self.model.encode_program(1, h, w, evaluation.circular)?;
-            programs.push((field, Stage::Encode, Part::Autoencoder, encoder));
-        }
-        Ok(programs)
-    }
-
     /// What each part takes for such an evaluation. Computes nothing.
     ///
     /// # Errors
     /// A part does not fit.
-    pub(super) fn outline(&mut self, evaluation: &Evaluation, encodes: bool) -> Result<Vec<PartOutline>> {
-        let mut programs: Vec<(Part, Program)> =
-            self.programs(evaluation, encodes)?.into_iter().map(|(_, _, part, program)| (part, program)).collect();
+    pub(super) fn outline(
+        &mut self,
+        evaluation: &Evaluation,
+        encodes: bool,
+        tiling: Option<VaeTiling>,
+    ) -> Result<Vec<PartOutline>> {
+        let coding = fitting(self, evaluation, encodes, tiling)?;
+        let autoencoder = self.coding_takes(evaluation, encodes, coding)?;
+        let evaluation = Evaluation { tokens: self.info().tokens, ..evaluation.clone() };
+        let mut programs = vec![(Part::Diffusion, self.model.diffusion_program(&evaluation)?)];
         let skip = self.info().defaults.clip_skip;
         for part in self.model.components().map(Component::part).filter(|p| is_encoder(*p)) {
             programs.push((part, self.model.text_program(part, 1, skip)?));
@@ -357,7 +339,7 @@ impl Loaded {
             let place = self.placed.of(part)?;
             let (weights, _) = size(component, &self.options.types())?;
             let runner = runner(&mut self.runners, part)?;
-            let (mut workspace, mut segments) = (0, 0);
+            let (mut workspace, mut segments) = if part == Part::Autoencoder { autoencoder } else { (0, 0) };
             for (_, program) in programs.iter().filter(|(p, _)| *p == part) {
                 let steps = runner.measure(program)?;
                 segments = segments.max(steps.len());
@@ -435,7 +417,53 @@ impl Loaded {
             (Some(precise), true) => precise,
             _ => runner(&mut self.runners, Part::Autoencoder)?,
         };
-        Steps { model: &self.model, runner, piece, circular: coding.circular, cancel }.run(steps, x)
+        Steps { model: &self.model, runner, piece, circular: coding.circular }.run(steps, x, cancel)
+    }
+
+    /// The workspace of the autoencoder in bytes, and its segments, where a latent of the evaluation's size is decoded in
+    /// that way, and its references and, if `encodes`, a picture of that size are encoded.
+    fn coding_takes(&mut self, evaluation: &Evaluation, encodes: bool, coding: Coding) -> Result<(usize, usize)> {
+        let Loaded { model, runners, facts, tiny, .. } = self;
+        let runner = runner(runners, Part::Autoencoder)?;
+        let device = runner.device().clone();
+        let total = device.memory().total;
+        let circular = evaluation.circular;
+        let (mut workspace, mut segments) = (0, 0);
+        let mut take = |stage, runner: &mut Runner, program: &Program| {
+            let steps = runner.measure(program)?;
+            let need = steps.iter().map(|s| s.workspace).max().unwrap_or(0);
+            (workspace, segments) = (workspace.max(need), segments.max(steps.len()));
+            has_room("width, height", stage, need, device.name(), total)
+        };
+        let piece = coding.piece.map(|piece| piece.map(|side| side.saturating_mul(facts.pixels)));
+        // A tiny autoencoder needs little.
+        if !tiny.as_ref().is_some_and(Tiny::decodes) {
+            let [h, w] = evaluation.size;
+            match piece {
+                None => take(Stage::Decode, runner, &model.decode_program(1, h, w, circular)?)?,
+                Some(piece) => {
+                    let (start, steps) = model.decode_steps(h, w, circular)?;
+                    take(Stage::Decode, runner, &start)?;
+                    let take = |runner: &mut Runner, program: &Program| take(Stage::Decode, runner, program);
+                    Steps { model, runner, piece, circular }.check(&steps, made(&start)?, take)?;
+                }
+            }
+        }
+        // The largest need most.
+        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
+        for size in encodes.then_some(&evaluation.size).into_iter().chain(largest) {
+            let [h, w] = size.map(|side| side * facts.pixels);
+            let mut take = |runner: &mut Runner, program: &Program| take(Stage::Encode, runner, program);
+            match piece {
+                None => take(runner, &model.encode_program(1, h, w, circular)?)?,
+                Some(piece) => {
+                    let mut walk = Steps { model, runner, piece, circular };
+                    let [_, c, h, w] = walk.check(&model.encode_steps()?, [1, 3, h, w], &mut take)?;
+                    take(walk.runner, &model.encode_end_program([c, h, w], circular)?)?;
+                }
+            }
+        }
+        Ok((workspace, segments))
     }
 
     /// The runner of the autoencoder, with f32 weights if `precise`.
@@ -486,47 +514,7 @@ impl Networks for Loaded {
     }
 
     fn fits_coding(&mut self, evaluation: &Evaluation, encodes: bool, coding: Coding) -> Result<()> {
-        // A tiny autoencoder needs little.
-        let decodes = !self.tiny.as_ref().is_some_and(Tiny::decodes);
-        // The largest need most.
-        let largest = evaluation.references.iter().max_by_key(|[h, w]| h * w);
-        let encoded = encodes.then_some(&evaluation.size).into_iter().chain(largest);
-        let circular = evaluation.circular;
-        let runner = runner(&mut self.runners, Part::Autoencoder)?;
-        let (name, total) = (runner.device().name().to_owned(), runner.device().memory().total);
-        let has_room = |stage| move |need| has_room("width, height", stage, need, &name, total);
-        let need = |runner: &mut Runner, program: &Program| -> Result<usize> {
-            Ok(runner.measure(program)?.iter().map(|s| s.workspace).max().unwrap_or(0))
-        };
-        if decodes {
-            let ([h, w], has_room) = (evaluation.size, has_room.clone()(Stage::Decode));
-            match coding.piece {
-                None => has_room(need(runner, &self.model.decode_program(1, h, w, circular)?)?)?,
-                Some(piece) => {
-                    let (start, steps) = self.model.decode_steps(h, w, circular)?;
-                    has_room(need(runner, &start)?)?;
-                    let piece = piece.map(|side| side.saturating_mul(self.facts.pixels));
-                    let mut all =
-                        Steps { model: &self.model, runner, piece, circular, cancel: &CancelToken::new() };
-                    all.check(&steps, made(&start)?, has_room)?;
-                }
-            }
-        }
-        for [h, w] in encoded.map(|size| size.map(|side| side * self.facts.pixels)) {
-            let has_room = has_room.clone()(Stage::Encode);
-            match coding.piece {
-                None => has_room(need(runner, &self.model.encode_program(1, h, w, circular)?)?)?,
-                Some(piece) => {
-                    let steps = self.model.encode_steps()?;
-                    let piece = piece.map(|side| side.saturating_mul(self.facts.pixels));
-                    let mut all =
-                        Steps { model: &self.model, runner, piece, circular, cancel: &CancelToken::new() };
-                    let [_, c, h, w] = all.check(&steps, [1, 3, h, w], has_room.clone())?;
-                    has_room(need(runner, &self.model.encode_end_program([c, h, w], circular)?)?)?;
-                }
-            }
-        }
-        Ok(())
+        self.coding_takes(evaluation, encodes, coding).map(drop)
     }
 
     fn condition(&mut self, prompt: &Prompt<'_>, cancel: &CancelToken) -> Result<Conditioning> {

@@ -19,15 +19,14 @@ pub(super) struct Steps<'a> {
     /// The most rows and columns of a result's piece.
     pub(super) piece: [usize; 2],
     pub(super) circular: [bool; 2],
-    pub(super) cancel: &'a CancelToken,
 }
 
 impl Steps<'_> {
     /// What `steps` make of `x [1, c, h, w]`.
-    pub(super) fn run(&mut self, steps: &[Step], x: Tensor) -> Result<Tensor> {
+    pub(super) fn run(&mut self, steps: &[Step], x: Tensor, cancel: &CancelToken) -> Result<Tensor> {
         let (mut x, mut y) = (x, None);
         for step in steps {
-            let made = self.step(step, &x, y.as_ref())?;
+            let made = self.step(step, &x, y.as_ref(), cancel)?;
             match step.makes() {
                 StepValue::Picture => (x, y) = (made, None),
                 StepValue::Branch => y = Some(made),
@@ -36,13 +35,13 @@ impl Steps<'_> {
         Ok(x)
     }
 
-    /// What a step needs that is computed in the largest piece of a picture `[1, c, h, w]`, for each of `steps`; the
-    /// size of what they make.
+    /// Shows `see` the program of each step for the largest piece of a picture `[1, c, h, w]`; the size of what the steps
+    /// make.
     pub(super) fn check(
         &mut self,
         steps: &[Step],
         x: [usize; 4],
-        mut has_room: impl FnMut(usize) -> Result<()>,
+        mut see: impl FnMut(&mut Runner, &Program) -> Result<()>,
     ) -> Result<[usize; 4]> {
         let (mut x, mut y) = (x, None);
         for step in steps {
@@ -52,8 +51,7 @@ impl Steps<'_> {
             let [Some(r), Some(c)] = spans else { return Err(Error::internal("a picture without pieces")) };
             let piece = Piece { size: [r.read(), c.read()], last: [r.ends, c.ends] };
             let program = self.model.step_program(step, piece, [x_channels, y_channels])?;
-            let need = self.runner.measure(&program)?.iter().map(|s| s.workspace).max();
-            has_room(need.unwrap_or(0))?;
+            see(self.runner, &program)?;
             let [_, k, ..] = made(&program)?;
             let [values, per] = step.scale();
             let made = [1, k, h * values / per, w * values / per];
@@ -77,7 +75,7 @@ impl Steps<'_> {
         [spans(0, h), spans(1, w)]
     }
 
-    fn step(&mut self, step: &Step, x: &Tensor, y: Option<&Tensor>) -> Result<Tensor> {
+    fn step(&mut self, step: &Step, x: &Tensor, y: Option<&Tensor>, cancel: &CancelToken) -> Result<Tensor> {
         let y = y.filter(|_| step.reads_branch());
         let [_, x_channels, h, w] = dims(x)?;
         let y_channels = y.map(dims).transpose()?.map_or(0, |[_, c, _, _]| c);
@@ -94,7 +92,7 @@ impl Steps<'_> {
         let [down, across] = self.spans(step, [h, w]);
         for r in &down {
             for c in &across {
-                self.cancel.check()?;
+                cancel.check()?;
                 let piece = Piece { size: [r.read(), c.read()], last: [r.ends, c.ends] };
                 let program = self.model.step_program(step, piece, [x_channels, y_channels])?;
                 let part = |t: &Tensor| cut(t, [r.begin(h), c.begin(w)], piece.size);
@@ -104,7 +102,7 @@ impl Steps<'_> {
                 if let Some((factor, offset)) = &normalised {
                     inputs.extend([("factor", factor), ("offset", offset)]);
                 }
-                let made = only(self.runner.run(&program, &inputs, self.cancel)?)?;
+                let made = only(self.runner.run(&program, &inputs, cancel)?)?;
                 let [_, k, _, _] = dims(&made)?;
                 let out = match &mut out {
                     Some(out) => out,

@@ -385,17 +385,27 @@ fn coding(
     tiling: Option<VaeTiling>,
     watch: &mut Watch<'_>,
 ) -> Result<Coding> {
+    let coding = fitting(net, evaluation, encodes, tiling)?;
+    if coding.piece != tiling.map(|tiling| tiling.piece(evaluation.size)) {
+        watch.observer.warning(&in_pieces("the device cannot hold the autoencoder's work", coding));
+    }
+    Ok(coding)
+}
+
+/// The first way that fits: as asked, then in smaller and smaller pieces.
+pub(crate) fn fitting(
+    net: &mut dyn Networks,
+    evaluation: &Evaluation,
+    encodes: bool,
+    tiling: Option<VaeTiling>,
+) -> Result<Coding> {
     let piece = tiling.map(|tiling| tiling.piece(evaluation.size));
-    let first = Coding { circular: evaluation.circular, piece, ..Coding::default() };
-    let mut coding = first;
+    let mut coding = Coding { circular: evaluation.circular, piece, ..Coding::default() };
     while let Err(e) = net.fits_coding(evaluation, encodes, coding) {
         coding = match coding.smaller(evaluation.size) {
-            Some(smaller) if is_short(&e) => smaller,
+            Some(smaller) if e.is_request() || matches!(e.kind(), Kind::Device(_)) => smaller,
             _ => return Err(e),
         };
-    }
-    if coding != first {
-        watch.observer.warning(&in_pieces("the device cannot hold the autoencoder's work", coding));
     }
     Ok(coding)
 }
@@ -403,11 +413,6 @@ fn coding(
 /// Rows and columns of a tensor `[1, c, h, w]`.
 fn sides(x: &Tensor) -> [usize; 2] {
     x.shape().array().map_or([0; 2], |[_, _, h, w]| [h, w])
-}
-
-/// Whether smaller pieces may help.
-fn is_short(e: &Error) -> bool {
-    e.is_request() || matches!(e.kind(), Kind::Device(_))
 }
 
 fn in_pieces(why: &str, coding: Coding) -> String {
