@@ -53,34 +53,23 @@ impl Integers for Pairs {
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn spread(from: [[__m256i; 2]; 4], to: &mut [i16; DEPTH]) {
-        // SAFETY: there is room for what is stored.
-        unsafe {
-            // Rows of an even part and an odd one, whose pairs of bytes come to lie in columns.
-            let [a, b, c, d] = from;
-            let r = [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]];
-            let mut twos = r;
-            for i in 0..4 {
-                twos[2 * i] = _mm256_unpacklo_epi16(r[2 * i], r[2 * i + 1]);
-                twos[2 * i + 1] = _mm256_unpackhi_epi16(r[2 * i], r[2 * i + 1]);
-            }
-            // fours[4 i + j]: columns 2 j and 2 j + 1 of rows 4 i to 4 i + 3.
-            let mut fours = r;
-            for i in 0..2 {
-                for j in 0..2 {
-                    let (a, b) = (twos[4 * i + j], twos[4 * i + j + 2]);
-                    fours[4 * i + 2 * j] = _mm256_unpacklo_epi32(a, b);
-                    fours[4 * i + 2 * j + 1] = _mm256_unpackhi_epi32(a, b);
-                }
-            }
-            for j in 0..4 {
-                let columns =
-                    [_mm256_unpacklo_epi64(fours[j], fours[4 + j]), _mm256_unpackhi_epi64(fours[j], fours[4 + j])];
-                for (i, column) in columns.into_iter().enumerate() {
-                    let to = to.as_mut_ptr().wrapping_add((2 * j + i) * 32);
-                    let low = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(column));
-                    let high = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(column));
-                    _mm256_storeu_si256(to.cast(), low);
-                    _mm256_storeu_si256(to.wrapping_add(16).cast(), high);
+        let bytes = _mm256_set1_epi16(255);
+        for (set, from) in from.as_chunks::<2>().0.iter().enumerate() {
+            // Registers of an even and an odd part, whose words come to lie side by side.
+            let [[a, b], [c, d]] = *from;
+            let low = [_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)];
+            let high = [_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d)];
+            for word in 0..4 {
+                let (low, high) = (low[word / 2], high[word / 2]);
+                let all = match word % 2 {
+                    0 => _mm256_unpacklo_epi64(low, high),
+                    _ => _mm256_unpackhi_epi64(low, high),
+                };
+                let to = to.as_mut_ptr().wrapping_add(64 * word + 16 * set);
+                // SAFETY: there is room for what is stored.
+                unsafe {
+                    _mm256_storeu_si256(to.cast(), _mm256_and_si256(all, bytes));
+                    _mm256_storeu_si256(to.wrapping_add(32).cast(), _mm256_srli_epi16::<8>(all));
                 }
             }
         }
@@ -169,7 +158,7 @@ impl Bytes for [__m256i; 2] {
 
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn of(self, table: &[i8; 16]) -> [__m256i; 2] {
+    unsafe fn of(self, table: &[u8; 16]) -> [__m256i; 2] {
         // SAFETY: there are 16 entries.
         let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
         self.map(|x| _mm256_shuffle_epi8(table, x))
@@ -190,35 +179,48 @@ impl Bytes for [__m256i; 2] {
         unsafe {
             let at = |i: usize| i16::from_le_bytes(from[i].cast::<[u8; 2]>().read());
             let bits = _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-            let once = _mm256_cvtph_ps(bits);
-            _mm256_storeu_ps(to.as_mut_ptr(), once);
-            _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8), once);
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(_mm_unpacklo_epi64(bits, bits)));
+            _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8), _mm256_cvtph_ps(_mm_unpackhi_epi64(bits, bits)));
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn times(factors: &[f32; PARTS], by: u8, to: &mut [f32; PARTS]) {
+        for (to, factors) in to.as_chunks_mut::<8>().0.iter_mut().zip(factors.as_chunks::<8>().0) {
+            // SAFETY: both have a register.
+            unsafe {
+                let some = _mm256_mul_ps(_mm256_loadu_ps(factors.as_ptr()), _mm256_set1_ps(f32::from(by)));
+                _mm256_storeu_ps(to.as_mut_ptr(), some);
+            }
         }
     }
 
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
-        let codes = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(codes as i64));
-        let once = _mm256_mul_ps(_mm256_cvtepi32_ps(codes), _mm256_set1_ps(by));
-        // SAFETY: there is room for both halves.
-        unsafe {
-            _mm256_storeu_ps(to.as_mut_ptr(), once);
-            _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8), once);
-        }
+        let codes = _mm_cvtsi64_si128(codes as i64);
+        let order = _mm_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
+        scaled(_mm_shuffle_epi8(codes, order), by, to)
     }
 
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn codes(codes: u128, by: f32, to: &mut [f32; PARTS]) {
         let codes = _mm_set_epi64x((codes >> 64) as i64, codes as i64);
-        let codes = _mm_shuffle_epi8(codes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
-        let by = _mm256_set1_ps(by);
-        for (i, codes) in [codes, _mm_unpackhi_epi64(codes, codes)].into_iter().enumerate() {
-            let some = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), by);
-            // SAFETY: there is room for both halves.
-            unsafe { _mm256_storeu_ps(to.as_mut_ptr().wrapping_add(8 * i), some) };
-        }
+        let order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+        scaled(_mm_shuffle_epi8(codes, order), by, to)
+    }
+}
+
+/// Codes times a factor.
+#[target_feature(enable = "avx2")]
+#[inline]
+fn scaled(codes: __m128i, by: f32, to: &mut [f32; PARTS]) {
+    for (to, codes) in to.as_chunks_mut::<8>().0.iter_mut().zip([codes, _mm_unpackhi_epi64(codes, codes)]) {
+        let some = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), _mm256_set1_ps(by));
+        // SAFETY: there is room for a register.
+        unsafe { _mm256_storeu_ps(to.as_mut_ptr(), some) };
     }
 }
 

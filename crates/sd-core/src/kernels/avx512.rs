@@ -50,33 +50,21 @@ impl Integers for Words {
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn spread(from: [__m512i; 4], to: &mut [i16; DEPTH]) {
-        // Words of two registers, in each of which are the eight words of four parts.
-        let order = |f: fn(usize) -> usize| -> __m512i {
-            let words: [u16; 32] = std::array::from_fn(|i| f(i) as u16);
-            // SAFETY: there are 32 words.
-            unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
-        };
-        // Words 0 to 3, and 4 to 7: of even parts, then of odd ones.
-        let first = order(|i| i % 8 % 4 * 16 + i % 8 / 4 * 8 + i / 8);
-        let second = order(|i| i % 8 % 4 * 16 + i % 8 / 4 * 8 + i / 8 + 4);
-        let both = |a: [i64; 8]| -> __m512i {
-            // SAFETY: there are 8 numbers.
-            unsafe { _mm512_loadu_si512(a.as_ptr().cast()) }
-        };
-        // Runs of four words of registers that hold [word][odd][part].
-        let even = both([0, 8, 1, 9, 2, 10, 3, 11]);
-        let odd = both([4, 12, 5, 13, 6, 14, 7, 15]);
+        // Words 0 and 1, and 2 and 3, of the eight parts of two registers: of even ones, then of odd ones.
+        let first = _mm512_setr_epi32(0, 8, 16, 24, 4, 12, 20, 28, 1, 9, 17, 25, 5, 13, 21, 29);
+        let second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+        let bytes = _mm512_set1_epi16(255);
         for (half, order) in [first, second].into_iter().enumerate() {
-            let low = _mm512_permutex2var_epi16(from[0], order, from[1]);
-            let high = _mm512_permutex2var_epi16(from[2], order, from[3]);
-            for (i, order) in [even, odd].into_iter().enumerate() {
-                let two = _mm512_permutex2var_epi64(low, order, high);
-                let to = to.as_mut_ptr().wrapping_add((4 * half + 2 * i) * 32);
+            let low = _mm512_permutex2var_epi32(from[0], order, from[1]);
+            let high = _mm512_permutex2var_epi32(from[2], order, from[3]);
+            let even = _mm512_shuffle_i64x2::<0x44>(low, high);
+            let odd = _mm512_shuffle_i64x2::<0xee>(low, high);
+            for (i, all) in [even, odd].into_iter().enumerate() {
+                let to = to.as_mut_ptr().wrapping_add(64 * (2 * half + i));
                 // SAFETY: there is room for what is stored.
                 unsafe {
-                    _mm512_storeu_si512(to.cast(), _mm512_cvtepi8_epi16(_mm512_castsi512_si256(two)));
-                    let other = _mm512_extracti64x4_epi64::<1>(two);
-                    _mm512_storeu_si512(to.wrapping_add(32).cast(), _mm512_cvtepi8_epi16(other));
+                    _mm512_storeu_si512(to.cast(), _mm512_and_si512(all, bytes));
+                    _mm512_storeu_si512(to.wrapping_add(32).cast(), _mm512_srli_epi16::<8>(all));
                 }
             }
         }
@@ -153,7 +141,7 @@ impl Bytes for __m512i {
 
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
-    unsafe fn of(self, table: &[i8; 16]) -> __m512i {
+    unsafe fn of(self, table: &[u8; 16]) -> __m512i {
         // SAFETY: there are 16 entries.
         let table = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
         _mm512_shuffle_epi8(table, self)
@@ -174,15 +162,26 @@ impl Bytes for __m512i {
         unsafe {
             let at = |i: usize| i16::from_le_bytes(from[i].cast::<[u8; 2]>().read());
             let bits = _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
-            let bits = _mm512_castsi512_si256(_mm512_broadcast_i32x4(bits));
+            let bits = _mm256_permute4x64_epi64::<0x50>(_mm256_castsi128_si256(bits));
             _mm512_storeu_ps(to.as_mut_ptr(), _mm512_cvtph_ps(bits));
         }
     }
 
     #[target_feature(enable = "avx512f")]
     #[inline]
+    unsafe fn times(factors: &[f32; PARTS], by: u8, to: &mut [f32; PARTS]) {
+        // SAFETY: both have a register.
+        unsafe {
+            let all = _mm512_mul_ps(_mm512_loadu_ps(factors.as_ptr()), _mm512_set1_ps(f32::from(by)));
+            _mm512_storeu_ps(to.as_mut_ptr(), all);
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    #[inline]
     unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
-        let codes = _mm512_cvtepi8_epi32(_mm_set1_epi64x(codes as i64));
+        let order = _mm_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 4, 5, 6, 7);
+        let codes = _mm512_cvtepi8_epi32(_mm_shuffle_epi8(_mm_cvtsi64_si128(codes as i64), order));
         // SAFETY: there is room for all.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(by))) };
     }
@@ -191,7 +190,7 @@ impl Bytes for __m512i {
     #[inline]
     unsafe fn codes(codes: u128, by: f32, to: &mut [f32; PARTS]) {
         let codes = _mm_set_epi64x((codes >> 64) as i64, codes as i64);
-        let codes = _mm_shuffle_epi8(codes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+        let codes = _mm_shuffle_epi8(codes, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15));
         let codes = _mm512_cvtepi8_epi32(codes);
         // SAFETY: there is room for all.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), _mm512_mul_ps(_mm512_cvtepi32_ps(codes), _mm512_set1_ps(by))) };

@@ -292,7 +292,6 @@ macro_rules! isa {
             gather,
             halves,
             decode,
-            integers,
             quantise,
             integer_dots,
             soften,
@@ -340,17 +339,6 @@ macro_rules! isa {
         unsafe fn decode(dtype: $crate::dtype::DType, from: *const u8, len: usize, to: *mut f32) -> bool {
             // SAFETY: as the caller promises.
             unsafe { $crate::kernels::blocks::decode::<$integers>(dtype, from, len, to) }
-        }
-
-        $(#[target_feature(enable = $feature)])?
-        unsafe fn integers(
-            dtype: $crate::dtype::DType,
-            from: *const u8,
-            len: usize,
-            to: &mut $crate::kernels::integers::Terms,
-        ) -> bool {
-            // SAFETY: as the caller promises.
-            unsafe { $crate::kernels::quants::integers::<$integers>(dtype, from, len, to) }
         }
 
         $(#[target_feature(enable = $feature)])?

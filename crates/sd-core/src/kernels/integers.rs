@@ -1,8 +1,11 @@
 //! Products of few rows with quantised weights: rows become 16-bit integers with a factor for each [`PART`], which products with
 //! the integers of the weights sum exactly. Every instruction set gives the same result.
 
+use super::pack::{AHEAD, ahead};
+use super::quants;
 use super::vector::{MAX_LANES, Vector};
 use super::{DEPTH, GROUP};
+use crate::dtype::DType;
 
 /// Terms that share a factor.
 pub(super) const PART: usize = 16;
@@ -21,9 +24,9 @@ const SMALLEST: f32 = 1e-30;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Terms {
-    /// `[PART / 2][PARTS][2]`: neighbouring terms of each part, as instructions multiply and add them. Parts are in the order
-    /// of [`lane`] here and below.
+    /// Pairs of terms that an instruction multiplies and adds, where [`place`] says.
     pub(super) q: [i16; DEPTH],
+    /// In the order of [`lane`].
     pub(super) factors: [f32; PARTS],
     pub(super) offsets: [f32; PARTS],
 }
@@ -32,20 +35,35 @@ impl Terms {
     pub(super) const ZERO: Terms = Terms { q: [0; DEPTH], factors: [0.0; PARTS], offsets: [0.0; PARTS] };
 }
 
-/// The place of a part among sums: even ones, then odd ones.
+/// The place of a part among sums: of eight, even ones, then odd ones.
 pub(super) const fn lane(part: usize) -> usize {
-    part / 2 + part % 2 * (PARTS / 2)
+    part / 8 * 8 + part % 8 / 2 + part % 2 * 4
 }
 
-/// Rows of `x` times [`GROUP`] rows of `w` are added to `sums`, lane by lane.
-pub(super) struct IntegerDots<'a> {
+/// The place of a term of a part in [`Terms::q`]. Of four neighbours, which are a word of 32 bits in a matrix, the first and
+/// third make a pair, and after those of all parts the second and fourth do.
+pub(super) const fn place(part: usize, term: usize) -> usize {
+    (term / 4 * 2 + term % 2) * 2 * PARTS + 2 * lane(part) + term % 4 / 2
+}
+
+/// Rows of `x` times [`GROUP`] rows of a matrix, lane by lane.
+pub(super) struct IntegerDots {
     pub(super) rows: usize,
-    /// A block of each row.
+    /// `[rows][blocks]`.
     pub(super) x: *const Terms,
-    /// Blocks from one row of `x` to the next.
-    pub(super) step: usize,
-    pub(super) w: &'a [Terms; GROUP],
-    /// `[rows][GROUP][PARTS]`.
+    /// Terms of a row.
+    pub(super) k: usize,
+    /// How the matrix is stored.
+    pub(super) dtype: DType,
+    /// Its first row.
+    pub(super) w: *const u8,
+    /// Rows of it that exist, at most [`GROUP`].
+    pub(super) columns: usize,
+    /// Bytes from one to the next.
+    pub(super) stride: usize,
+    /// Bytes of a block.
+    pub(super) bytes: usize,
+    /// The result, `[rows][GROUP][PARTS]`.
     pub(super) sums: *mut f32,
 }
 
@@ -65,7 +83,7 @@ pub(super) trait Integers {
     unsafe fn dot(sums: Self::Sums, x: Self::Terms, w: Self::Terms) -> Self::Sums;
     /// A register of sums from lane `first` on.
     unsafe fn floats(sums: Self::Sums, first: usize) -> Self::V;
-    /// 8-bit integers of [`DEPTH`] terms one after another as [`Terms::q`].
+    /// Integers from 0 to 255 of [`DEPTH`] terms one after another as [`Terms::q`].
     unsafe fn spread(from: [Self::Bytes; 4], to: &mut [i16; DEPTH]);
 }
 
@@ -91,11 +109,13 @@ pub(super) trait Bytes: Copy {
     unsafe fn or(self, b: Self) -> Self;
     unsafe fn less(self, by: u8) -> Self;
     /// Entries of a table.
-    unsafe fn of(self, table: &[i8; 16]) -> Self;
+    unsafe fn of(self, table: &[u8; 16]) -> Self;
     /// An f16.
     unsafe fn half(from: *const u8) -> f32;
     /// f16 of eight pairs of parts, as those of lanes.
     unsafe fn halves(from: [*const u8; 8], to: &mut [f32; PARTS]);
+    /// Factors times an integer.
+    unsafe fn times(factors: &[f32; PARTS], by: u8, to: &mut [f32; PARTS]);
     /// Codes of eight pairs of parts times a factor, as those of lanes.
     unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]);
     /// Codes of parts in their order times a factor, as those of lanes.
@@ -106,42 +126,74 @@ pub(super) trait Bytes: Copy {
 /// The machine has the instruction set of `I`; `d` describes valid memory.
 #[inline(always)]
 pub(super) unsafe fn dots<I: Integers>(d: &IntegerDots) {
+    let mut w = [Terms::ZERO; GROUP];
+    // SAFETY: as the caller promises.
+    unsafe {
+        std::slice::from_raw_parts_mut(d.sums, d.rows * GROUP * PARTS).fill(0.0);
+        for block in 0..d.k.div_ceil(DEPTH) {
+            let len = DEPTH.min(d.k - block * DEPTH);
+            let start = block * d.bytes;
+            // What follows the end of a row in its place is a row of the next group.
+            let skip = if start + AHEAD < d.stride { AHEAD } else { AHEAD + (GROUP - 1) * d.stride };
+            for (i, w) in w.iter_mut().enumerate().take(d.columns) {
+                let stored = d.w.wrapping_add(i * d.stride + start);
+                ahead(stored.wrapping_add(skip), d.bytes);
+                quants::integers::<I>(d.dtype, stored, len, w);
+            }
+            add::<I>(d, block, &w);
+        }
+    }
+}
+
+/// Adds a block's products to the sums.
+///
+/// # Safety
+/// As for [`dots`].
+#[inline(always)]
+unsafe fn add<I: Integers>(d: &IntegerDots, block: usize, w: &[Terms; GROUP]) {
     let lanes = I::V::LANES;
     let mut row = 0;
     // As many sums at a time as registers hold; each is the same whatever is beside it.
     // SAFETY: as the caller promises; the rows exist.
     unsafe {
         while lanes == MAX_LANES && row + 4 <= d.rows {
-            tile::<I, 4, GROUP>(d, row, 0);
+            tile::<I, 4, GROUP>(d, block, row, 0, w);
             row += 4;
         }
         while lanes >= MAX_LANES / 2 && row + 2 <= d.rows {
-            tile::<I, 2, 2>(d, row, 0);
-            tile::<I, 2, 2>(d, row, 2);
+            tile::<I, 2, 2>(d, block, row, 0, w);
+            tile::<I, 2, 2>(d, block, row, 2, w);
             row += 2;
         }
         while row < d.rows {
             if lanes >= MAX_LANES / 2 {
-                tile::<I, 1, GROUP>(d, row, 0);
+                tile::<I, 1, GROUP>(d, block, row, 0, w);
             } else {
-                tile::<I, 1, 2>(d, row, 0);
-                tile::<I, 1, 2>(d, row, 2);
+                tile::<I, 1, 2>(d, block, row, 0, w);
+                tile::<I, 1, 2>(d, block, row, 2, w);
             }
             row += 1;
         }
     }
 }
 
-/// [`dots`] of `R` rows and `C` columns.
+/// [`add`] for `R` rows and `C` columns.
 ///
 /// # Safety
 /// As for [`dots`].
 #[inline(always)]
-unsafe fn tile<I: Integers, const R: usize, const C: usize>(d: &IntegerDots, row: usize, column: usize) {
+unsafe fn tile<I: Integers, const R: usize, const C: usize>(
+    d: &IntegerDots,
+    block: usize,
+    row: usize,
+    column: usize,
+    w: &[Terms; GROUP],
+) {
+    let blocks = d.k.div_ceil(DEPTH);
     // SAFETY: as the caller promises; sums are `[rows][GROUP][PARTS]`.
     unsafe {
-        let x: [*const Terms; R] = std::array::from_fn(|r| d.x.wrapping_add((row + r) * d.step));
-        let w: [*const Terms; C] = std::array::from_fn(|c| d.w.as_ptr().wrapping_add(column + c));
+        let x: [*const Terms; R] = std::array::from_fn(|r| d.x.wrapping_add((row + r) * blocks + block));
+        let w: [*const Terms; C] = std::array::from_fn(|c| w.as_ptr().wrapping_add(column + c));
         let mut sums = [[I::zero(); C]; R];
         for i in (0..DEPTH).step_by(2 * PARTS) {
             let w: [I::Terms; C] = std::array::from_fn(|c| I::load((*w[c]).q.as_ptr().wrapping_add(i)));
@@ -189,9 +241,8 @@ pub(super) unsafe fn quantise(from: *const f32, len: usize, to: &mut Terms) {
         let (factor, inverse) = if most < SMALLEST { (0.0, 0.0) } else { (most / LARGEST, LARGEST / most) };
         // Added to a number whose unit is in the last place, a value is rounded to the nearest integer.
         let q = values.map(|v| ((v * inverse + UNITS).to_bits().wrapping_sub(UNITS.to_bits())) as i16);
-        for (i, q) in q.as_chunks::<2>().0.iter().enumerate() {
-            let at = (i * PARTS + lane(part)) * 2;
-            to.q[at..at + 2].copy_from_slice(q);
+        for (i, &q) in q.iter().enumerate() {
+            to.q[place(part, i)] = q;
         }
         to.factors[lane(part)] = factor + poison;
         to.offsets[lane(part)] = q.iter().map(|&q| i32::from(q)).sum::<i32>() as f32;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
 use super::inner::WIDE;
-use super::integers::{IntegerDots, PARTS, Terms};
+use super::integers::{PARTS, Terms};
 use super::pack::{self, Matrix, ROOM};
 use super::quants::is_integers;
 use super::scratch::{share, with};
@@ -193,7 +193,6 @@ impl Factors<'_> {
             [SOME.min(m) * blocks * size_of::<Terms>() / size_of::<f32>(), SOME.min(m) * GROUP * PARTS],
             |[x, sums]| {
                 let x: *mut Terms = x.cast();
-                let mut w = [Terms::ZERO; GROUP];
                 for first_row in (0..m).step_by(SOME) {
                     let rows = SOME.min(m - first_row);
                     for i in 0..if groups.is_empty() { 0 } else { rows * blocks } {
@@ -208,14 +207,8 @@ impl Factors<'_> {
                         let first = group * GROUP;
                         // SAFETY: the rows of both factors exist, and the columns of the result are this thread's.
                         unsafe {
+                            self.weight.integer_dots(isa, [first, n], [rows, k], x, sums);
                             let all = std::slice::from_raw_parts_mut(sums, rows * GROUP * PARTS);
-                            all.fill(0.0);
-                            for block in 0..blocks {
-                                let terms = block * DEPTH..((block + 1) * DEPTH).min(k);
-                                self.weight.integers(isa, first..(first + GROUP).min(n), terms, &mut w);
-                                let x = x.wrapping_add(block);
-                                (isa.integer_dots)(&IntegerDots { rows, x, step: blocks, w: &w, sums });
-                            }
                             self.finish(all, first_row, first);
                         }
                     }

@@ -171,11 +171,9 @@ pub(crate) struct Isa {
     halves: unsafe fn(from: *const u8, len: usize, to: *mut f32),
     /// Whole blocks to f32; false for types that it does not know.
     decode: unsafe fn(dtype: DType, from: *const u8, len: usize, to: *mut f32) -> bool,
-    /// Whole blocks as integers, at most [`DEPTH`]; false for types that it does not know.
-    integers: unsafe fn(dtype: DType, from: *const u8, len: usize, to: &mut integers::Terms) -> bool,
     /// Values of a row as integers, at most [`DEPTH`].
     quantise: unsafe fn(from: *const f32, len: usize, to: &mut integers::Terms),
-    /// Adds products of integers to their sums.
+    /// Products of rows as integers.
     integer_dots: unsafe fn(d: &integers::IntegerDots),
     /// Scores become weights.
     soften: unsafe fn(scores: &attention::Scores),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::blocks::is_own;
-use super::integers::Terms;
+use super::integers::{IntegerDots, Terms};
 use super::{DEPTH, GROUP, Isa, MAX_COLUMNS};
 use crate::dtype::DType;
 use crate::ffi::types::{self, Decoder};
@@ -16,7 +16,7 @@ const ROW: usize = DEPTH + 16;
 pub(super) const ROOM: usize = MAX_COLUMNS * ROW;
 
 /// Bytes from what is read to what is asked for, where every byte is read once.
-const AHEAD: usize = 1536;
+pub(super) const AHEAD: usize = 1536;
 
 /// What stands for rows that a panel has room for and the matrix lacks.
 static ZEROS: [f32; DEPTH] = [0.0; DEPTH];
@@ -173,24 +173,31 @@ impl Matrix {
         from
     }
 
-    /// As [`Matrix::group`], as integers of each of `rows`.
+    /// Products of rows of `x` with the rows of this matrix from `first` on, which has `count` of them.
     ///
     /// # Safety
-    /// As for [`Matrix::rows`], of a type that is stored as integers.
-    pub(super) unsafe fn integers(
+    /// As for [`IntegerDots`], of a type that is stored as integers.
+    pub(super) unsafe fn integer_dots(
         &self,
         isa: &Isa,
-        rows: Range<usize>,
-        terms: Range<usize>,
-        to: &mut [Terms; GROUP],
+        [first, count]: [usize; 2],
+        [rows, k]: [usize; 2],
+        x: *const Terms,
+        sums: *mut f32,
     ) {
-        let (start, bytes) = (self.row_bytes(terms.start), self.row_bytes(terms.len()));
-        for (to, row) in to.iter_mut().zip(rows) {
-            let stored = self.data.wrapping_add(row * self.row + start);
-            self.ahead(stored, start, bytes);
-            // SAFETY: the row has the terms, in whole blocks.
-            unsafe { (isa.integers)(self.dtype, stored, terms.len(), to) };
-        }
+        let d = IntegerDots {
+            rows,
+            x,
+            k,
+            dtype: self.dtype,
+            w: self.data.wrapping_add(first * self.row),
+            columns: GROUP.min(count - first),
+            stride: self.row,
+            bytes: self.row_bytes(DEPTH),
+            sums,
+        };
+        // SAFETY: as the caller promises.
+        unsafe { (isa.integer_dots)(&d) }
     }
 
     /// Asks for what is read a little later than `bytes` at `stored`, which begin at `start` of a row in a group.

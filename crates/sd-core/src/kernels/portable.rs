@@ -2,7 +2,7 @@
 
 use super::DEPTH;
 use super::inner::isa;
-use super::integers::{Bytes, Integers, PART, PARTS, lane};
+use super::integers::{Bytes, Integers, PART, PARTS, lane, place};
 use super::vector::{MAX_LANES, Vector};
 
 const LANES: usize = 4;
@@ -49,11 +49,9 @@ impl Integers for Scalars {
 
     #[inline(always)]
     unsafe fn spread(from: [Each; 4], to: &mut [i16; DEPTH]) {
-        let to = to.as_chunks_mut::<{ 2 * PARTS }>().0;
         for (part, from) in from.iter().flat_map(|f| f.0.as_chunks::<PART>().0).enumerate() {
-            let at = 2 * lane(part);
-            for (to, pair) in to.iter_mut().zip(from.as_chunks::<2>().0) {
-                to[at..at + 2].copy_from_slice(&pair.map(|b| i16::from(b as i8)));
+            for (i, &q) in from.iter().enumerate() {
+                to[place(part, i)] = i16::from(q);
             }
         }
     }
@@ -77,6 +75,14 @@ impl Each {
             *word = f(i / 4, u32::from_le_bytes(*word)).to_le_bytes();
         }
         out
+    }
+}
+
+/// Values of pairs of parts to where lanes have them.
+#[inline(always)]
+fn put(values: &[f32; PARTS / 2], to: &mut [f32; PARTS]) {
+    for part in 0..PARTS {
+        to[lane(part)] = values[part / 2];
     }
 }
 
@@ -143,8 +149,8 @@ impl Bytes for Each {
     }
 
     #[inline(always)]
-    unsafe fn of(self, table: &[i8; 16]) -> Each {
-        self.map(|_, b| table[usize::from(b & 15)] as u8)
+    unsafe fn of(self, table: &[u8; 16]) -> Each {
+        self.map(|_, b| table[usize::from(b & 15)])
     }
 
     #[inline(always)]
@@ -160,14 +166,19 @@ impl Bytes for Each {
     #[inline(always)]
     unsafe fn halves(from: [*const u8; 8], to: &mut [f32; PARTS]) {
         // SAFETY: as the caller promises.
-        let once = from.map(|at| unsafe { Each::half(at) });
-        *to = std::array::from_fn(|i| once[i % once.len()]);
+        let values = from.map(|at| unsafe { Each::half(at) });
+        put(&values, to)
+    }
+
+    #[inline(always)]
+    unsafe fn times(factors: &[f32; PARTS], by: u8, to: &mut [f32; PARTS]) {
+        *to = factors.map(|f| f * f32::from(by));
     }
 
     #[inline(always)]
     unsafe fn pairs(codes: u64, by: f32, to: &mut [f32; PARTS]) {
-        let once = codes.to_le_bytes().map(|c| f32::from(c as i8) * by);
-        *to = std::array::from_fn(|i| once[i % once.len()]);
+        let values = codes.to_le_bytes().map(|c| f32::from(c as i8) * by);
+        put(&values, to)
     }
 
     #[inline(always)]

@@ -11,7 +11,8 @@ pub(super) fn is_integers(dtype: DType) -> bool {
     matches!(dtype, Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | MXFP4 | Q2K | Q3K | Q4K | Q5K | Q6K | IQ4_XS)
 }
 
-/// Reads `len` elements at `from`, at most [`DEPTH`], as integers; the rest become zero. False for types that it does not know.
+/// Reads `len` elements at `from`, at most [`DEPTH`], as integers from 0 to 255; the rest become zero. False for types that it
+/// does not know.
 ///
 /// # Safety
 /// The machine has the instruction set of `I`; `from` is valid for `len` elements in whole blocks.
@@ -20,7 +21,7 @@ pub(super) unsafe fn integers<I: Integers>(dtype: DType, from: *const u8, len: u
     // SAFETY: as the caller promises.
     unsafe {
         let scales = [&mut to.factors, &mut to.offsets];
-        let Some(q) = read::<I::Bytes>(dtype, from, len, scales) else { return false };
+        let Some((q, _)) = read::<I::Bytes>(dtype, from, len, scales) else { return false };
         I::spread(q, &mut to.q);
     }
     true
@@ -41,13 +42,15 @@ pub(super) unsafe fn floats<I: Integers>(dtype: DType, from: *const u8, len: usi
         unsafe {
             let (mut factors, mut offsets) = ([0.0; PARTS], [0.0; PARTS]);
             let scales = [&mut factors, &mut offsets];
-            let Some(integers) = read::<I::Bytes>(dtype, from, some, scales) else { return false };
+            let Some((integers, less)) = read::<I::Bytes>(dtype, from, some, scales) else { return false };
             let mut q = [[0; 64]; 4];
             for (to, integers) in q.iter_mut().zip(integers) {
-                integers.store(to);
+                integers.less(less).store(to);
             }
             for part in 0..some / PART {
-                let (factor, offset) = (I::V::splat(factors[lane(part)]), I::V::splat(offsets[lane(part)]));
+                let factor = I::V::splat(factors[lane(part)]);
+                // Integers less than they are need no offset.
+                let offset = I::V::splat(if less == 0 { offsets[lane(part)] } else { 0.0 });
                 for i in (part * PART..(part + 1) * PART).step_by(I::V::LANES) {
                     let x = I::V::load_bytes(q.as_ptr().cast::<i8>().wrapping_add(i));
                     x.mul(factor).sub(offset).store(to.wrapping_add(i));
@@ -61,28 +64,29 @@ pub(super) unsafe fn floats<I: Integers>(dtype: DType, from: *const u8, len: usi
 /// Factors and offsets of lanes.
 type Scales<'a> = [&'a mut [f32; PARTS]; 2];
 
-/// Integers of up to [`DEPTH`] elements `factor q - offset`, the rest of which are zero.
+/// Integers from 0 to 255 of up to [`DEPTH`] elements `factor q - offset`, the rest of which are zero. Where not all types have
+/// offsets, these are `factor less`, and `less` is the second result, otherwise zero.
 ///
 /// # Safety
 /// As for [`integers`].
 #[inline(always)]
-unsafe fn read<B: Bytes>(dtype: DType, from: *const u8, len: usize, scales: Scales) -> Option<[B; 4]> {
+unsafe fn read<B: Bytes>(dtype: DType, from: *const u8, len: usize, scales: Scales) -> Option<([B; 4], u8)> {
     // SAFETY: as the caller promises.
     unsafe {
         Some(match dtype {
-            DType::Q8_0 => several::<Q8_0, B>(from, len, scales),
-            DType::Q4_0 => several::<Q4_0, B>(from, len, scales),
-            DType::Q4_1 => several::<Q4_1, B>(from, len, scales),
-            DType::Q5_0 => several::<Q5_0, B>(from, len, scales),
-            DType::Q5_1 => several::<Q5_1, B>(from, len, scales),
-            DType::IQ4_NL => several::<Iq4Nl, B>(from, len, scales),
-            DType::MXFP4 => several::<Mxfp4, B>(from, len, scales),
-            DType::Q2K => q2_k(from, scales),
-            DType::Q3K => q3_k(from, scales),
-            DType::Q4K => q4_k(from, scales),
-            DType::Q5K => q5_k(from, scales),
-            DType::Q6K => q6_k(from, scales),
-            DType::IQ4_XS => iq4_xs(from, scales),
+            DType::Q8_0 => (several::<Q8_0, B>(from, len, scales), Q8_0::LESS),
+            DType::Q4_0 => (several::<Q4_0, B>(from, len, scales), Q4_0::LESS),
+            DType::Q4_1 => (several::<Q4_1, B>(from, len, scales), Q4_1::LESS),
+            DType::Q5_0 => (several::<Q5_0, B>(from, len, scales), Q5_0::LESS),
+            DType::Q5_1 => (several::<Q5_1, B>(from, len, scales), Q5_1::LESS),
+            DType::IQ4_NL => (several::<Iq4Nl, B>(from, len, scales), Iq4Nl::LESS),
+            DType::MXFP4 => (several::<Mxfp4, B>(from, len, scales), Mxfp4::LESS),
+            DType::Q2K => (q2_k(from, scales), 0),
+            DType::Q3K => (q3_k(from, scales), 4),
+            DType::Q4K => (q4_k(from, scales), 0),
+            DType::Q5K => (q5_k(from, scales), 0),
+            DType::Q6K => (q6_k(from, scales), 32),
+            DType::IQ4_XS => (iq4_xs(from, scales), MIDDLE),
             _ => return None,
         })
     }
@@ -94,6 +98,8 @@ unsafe fn read<B: Bytes>(dtype: DType, from: *const u8, len: usize, scales: Scal
 /// The machine has the instruction set of `B`; pointers lead to blocks.
 trait Small {
     const BYTES: usize;
+    /// What integers are more than they should be.
+    const LESS: u8;
     /// Factors and offsets of the eight blocks from `at` on.
     unsafe fn scales<B: Bytes>(at: *const u8, to: Scales);
     /// The integers of two blocks.
@@ -131,18 +137,21 @@ struct Q8_0;
 
 impl Small for Q8_0 {
     const BYTES: usize = 34;
+    const LESS: u8 = MIDDLE;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
-        offsets.fill(0.0);
         // SAFETY: as the caller promises.
-        unsafe { B::halves(each(at, Self::BYTES), factors) }
+        unsafe {
+            B::halves(each(at, Self::BYTES), factors);
+            B::times(factors, Self::LESS, offsets);
+        }
     }
 
     #[inline(always)]
     unsafe fn integers<B: Bytes>(a: *const u8, b: *const u8) -> B {
         // SAFETY: as the caller promises.
-        unsafe { B::two(a.add(2), b.add(2)) }
+        unsafe { B::two(a.add(2), b.add(2)).less(MIDDLE) }
     }
 }
 
@@ -151,18 +160,21 @@ struct Q4_0;
 
 impl Small for Q4_0 {
     const BYTES: usize = 18;
+    const LESS: u8 = 8;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
-        offsets.fill(0.0);
         // SAFETY: as the caller promises.
-        unsafe { B::halves(each(at, Self::BYTES), factors) }
+        unsafe {
+            B::halves(each(at, Self::BYTES), factors);
+            B::times(factors, Self::LESS, offsets);
+        }
     }
 
     #[inline(always)]
     unsafe fn integers<B: Bytes>(a: *const u8, b: *const u8) -> B {
         // SAFETY: as the caller promises.
-        unsafe { nibbles::<B>(a.add(2), b.add(2)).less(8) }
+        unsafe { nibbles(a.add(2), b.add(2)) }
     }
 }
 
@@ -171,6 +183,7 @@ struct Q4_1;
 
 impl Small for Q4_1 {
     const BYTES: usize = 20;
+    const LESS: u8 = 0;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
@@ -194,18 +207,21 @@ struct Q5_0;
 
 impl Small for Q5_0 {
     const BYTES: usize = 22;
+    const LESS: u8 = 16;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
-        offsets.fill(0.0);
         // SAFETY: as the caller promises.
-        unsafe { B::halves(each(at, Self::BYTES), factors) }
+        unsafe {
+            B::halves(each(at, Self::BYTES), factors);
+            B::times(factors, Self::LESS, offsets);
+        }
     }
 
     #[inline(always)]
     unsafe fn integers<B: Bytes>(a: *const u8, b: *const u8) -> B {
         // SAFETY: as the caller promises.
-        unsafe { nibbles::<B>(a.add(6), b.add(6)).or(fifth(a.add(2), b.add(2))).less(16) }
+        unsafe { nibbles::<B>(a.add(6), b.add(6)).or(fifth(a.add(2), b.add(2))) }
     }
 }
 
@@ -214,6 +230,7 @@ struct Q5_1;
 
 impl Small for Q5_1 {
     const BYTES: usize = 24;
+    const LESS: u8 = 0;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
@@ -237,12 +254,15 @@ struct Iq4Nl;
 
 impl Small for Iq4Nl {
     const BYTES: usize = 18;
+    const LESS: u8 = MIDDLE;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
-        offsets.fill(0.0);
         // SAFETY: as the caller promises.
-        unsafe { B::halves(each(at, Self::BYTES), factors) }
+        unsafe {
+            B::halves(each(at, Self::BYTES), factors);
+            B::times(factors, Self::LESS, offsets);
+        }
     }
 
     #[inline(always)]
@@ -257,15 +277,17 @@ struct Mxfp4;
 
 impl Small for Mxfp4 {
     const BYTES: usize = 17;
+    const LESS: u8 = MIDDLE;
 
     #[inline(always)]
     unsafe fn scales<B: Bytes>(at: *const u8, [factors, offsets]: Scales) {
-        offsets.fill(0.0);
         for (i, at) in each(at, Self::BYTES).into_iter().enumerate() {
             // SAFETY: as the caller promises.
             let factor = half_power(unsafe { *at });
-            (factors[i], factors[i + PARTS / 2]) = (factor, factor);
+            (factors[lane(2 * i)], factors[lane(2 * i + 1)]) = (factor, factor);
         }
+        // SAFETY: as the caller promises.
+        unsafe { B::times(factors, Self::LESS, offsets) }
     }
 
     #[inline(always)]
@@ -281,11 +303,24 @@ fn half_power(e: u8) -> f32 {
     f32::from_bits(if e < 2 { 0x0020_0000 << e } else { (u32::from(e) - 1) << 23 })
 }
 
+/// What integers with a sign are raised by.
+const MIDDLE: u8 = 128;
+
+const fn raised(values: [i8; 16]) -> [u8; 16] {
+    let mut out = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        out[i] = values[i].cast_unsigned() ^ MIDDLE;
+        i += 1;
+    }
+    out
+}
+
 /// Twice the values of 4-bit floats (E2M1).
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+const E2M1: [u8; 16] = raised([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]);
 
 /// What the codes of iq4_nl and iq4_xs stand for.
-const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+const IQ4: [u8; 16] = raised([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]);
 
 /// 4-bit integers of 16 bytes of each: the lower ones, then the upper ones.
 ///
@@ -375,12 +410,12 @@ unsafe fn q3_k<B: Bytes>(from: *const u8, [factors, offsets]: Scales) -> [B; 4] 
         let second = low >> 4 & NIBBLES | (upper | upper << 30) & TWO;
         let codes = less_32(u128::from(first) | u128::from(second) << 64);
         B::codes(codes, B::half(from.add(108)), factors);
-        offsets.fill(0.0);
+        B::times(factors, 4, offsets);
         let high = B::two(from, from);
         let mut q = two_bits::<B>(from.add(32));
         for (i, q) in q.iter_mut().enumerate() {
             let (bit, next) = (1u8 << (2 * i), 2 << (2 * i));
-            *q = q.and(3).or(high.has([bit, bit, next, next]).and(4)).less(4);
+            *q = q.and(3).or(high.has([bit, bit, next, next]).and(4));
         }
         q
     }
@@ -463,14 +498,14 @@ unsafe fn q6_k<B: Bytes>(from: *const u8, [factors, offsets]: Scales) -> [B; 4] 
     // SAFETY: as the caller promises.
     unsafe {
         B::codes(sixteen(from.add(192)), B::half(from.add(208)), factors);
-        offsets.fill(0.0);
+        B::times(factors, 32, offsets);
         let mut q = [B::two(from, from); 4];
         for (side, q) in q.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let low = B::two(from.add(64 * side), from.add(64 * side + 32));
             let high = B::two(from.add(128 + 32 * side), from.add(128 + 32 * side));
             // Two bits come to be the fifth and sixth.
-            q[0] = low.and(15).or(high.left::<4, 4, 2, 2>().and(48)).less(32);
-            q[1] = low.right::<4, 4, 4, 4>().and(15).or(high.right::<0, 0, 2, 2>().and(48)).less(32);
+            q[0] = low.and(15).or(high.left::<4, 4, 2, 2>().and(48));
+            q[1] = low.right::<4, 4, 4, 4>().and(15).or(high.right::<0, 0, 2, 2>().and(48));
         }
         q
     }
@@ -491,7 +526,7 @@ unsafe fn iq4_xs<B: Bytes>(from: *const u8, [factors, offsets]: Scales) -> [B; 4
             codes |= (low >> (4 * i) & 15 | (upper >> (2 * i) & 3) << 4) << (8 * i);
         }
         B::pairs(less_32(codes.into()) as u64, B::half(from), factors);
-        offsets.fill(0.0);
+        B::times(factors, MIDDLE, offsets);
         let mut q = [B::two(from, from); 4];
         for (i, q) in q.iter_mut().enumerate() {
             *q = nibbles::<B>(from.add(8 + 32 * i), from.add(24 + 32 * i)).of(&IQ4);
