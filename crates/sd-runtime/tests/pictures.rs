@@ -3,8 +3,10 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use sd_core::{Shape, WeightSource};
+use sd_io::{Checkpoint, TensorSpec, write_safetensors};
 use sd_runtime::{
     DType, Engine, Hires, ImageRequest, InputImage, InputMask, SamplerKind, SchedulerKind, SkipLayers, Stage,
 };
@@ -142,6 +144,75 @@ fn pictures_of_any_size_are_fitted() {
         let r = ImageRequest { init_image, strength: Some(0.0), width: Some(72), height: Some(40), ..request() };
         let image = generate(&mut engine, &r, &mut Log::default()).unwrap().remove(0);
         assert_eq!((image.width, image.height, image.rgb.len()), (72, 40, 72 * 40 * 3));
+    }
+}
+
+/// Pixels along each side of the demo model's pictures.
+const SIDE: u32 = 128;
+
+/// The model's own network with five more inputs that it does not read: what training of the inpainting network begins with.
+fn untrained() -> PathBuf {
+    const FIRST: &str = "model.diffusion_model.input_blocks.0.0.weight";
+    let model = Checkpoint::open(DEMO).unwrap();
+    let mut specs = Vec::new();
+    for name in model.names().into_iter().filter(|name| name.starts_with("model.diffusion_model.")) {
+        let meta = model.meta(name).unwrap();
+        let shape = if name == FIRST { Shape::new(&[64, 9, 3, 3]).unwrap() } else { meta.shape };
+        specs.push(TensorSpec { name: name.to_owned(), dtype: meta.dtype, shape });
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("untrained-inpaint.safetensors");
+    write_safetensors(&path, &[], &specs, |spec| {
+        let bytes = model.bytes(&spec.name)?.to_vec();
+        if spec.name != FIRST {
+            return Ok(bytes);
+        }
+        // Four channels of the latent, then the mask and the picture's.
+        let rows = bytes.chunks_exact(bytes.len() / 64);
+        Ok(rows.flat_map(|row| [row, &vec![0; row.len() / 4 * 5]].concat()).collect())
+    })
+    .unwrap();
+    path
+}
+
+/// The mean distance in RGB between what was painted along the inside of a box and the picture around it.
+fn seam(rgb: &[u8], around: &[u8], [from, to]: [u32; 2]) -> f64 {
+    let on_edge = |i: u32| {
+        let (x, y) = (i % SIDE, i / SIDE);
+        let inside = (from..to).contains(&x) && (from..to).contains(&y);
+        inside && (x < from + 4 || y < from + 4 || x >= to - 4 || y >= to - 4)
+    };
+    let pixel = |rgb: &[u8], i: u32| [0, 1, 2].map(|c| f64::from(rgb[i as usize * 3 + c]));
+    let all: Vec<f64> = (0..SIDE * SIDE)
+        .filter(|i| on_edge(*i))
+        .map(|i| {
+            let (a, b) = (pixel(rgb, i), pixel(around, i));
+            (0..3).map(|c| (a[c] - b[c]).powi(2)).sum::<f64>().sqrt()
+        })
+        .collect();
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+/// Where no prompt says what is there, the demo's inpainting network goes on with the colour around the mask. One that does
+/// not read the picture, as before training, paints the same whatever that is.
+#[test]
+fn the_inpainting_network_looks_at_the_picture() {
+    let build = |network: &Path| {
+        Engine::builder().model(DEMO).diffusion_model(network).device("cpu").threads(1).build().unwrap()
+    };
+    let mut trained = build(&Path::new(DEMO).with_file_name("demo-inpaint.safetensors"));
+    let mut blind = build(&untrained());
+    let area = [16, 112];
+    let white = |i: u32| [i % SIDE, i / SIDE].iter().all(|at| (area[0]..area[1]).contains(at));
+    let values = (0..SIDE * SIDE).map(|i| if white(i) { 255 } else { 0 }).collect();
+    let mask = InputMask { width: SIDE, height: SIDE, values };
+    for shade in [[205, 180, 40], [90, 110, 230], [150, 60, 60], [60, 120, 60]] {
+        let picture = InputImage { width: SIDE, height: SIDE, rgb: shade.repeat((SIDE * SIDE) as usize) };
+        let r = ImageRequest { init_image: Some(picture.clone()), mask: Some(mask.clone()), ..Default::default() };
+        let [near, far] = [&mut trained, &mut blind].map(|engine| {
+            let rgb = generate(engine, &r, &mut Log::default()).unwrap().remove(0).rgb;
+            seam(&rgb, &picture.rgb, area)
+        });
+        assert!(near < 80.0 && far > 120.0, "{shade:?}: {near}, and {far} without looking");
     }
 }
 

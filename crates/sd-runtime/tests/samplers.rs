@@ -4,10 +4,12 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 
 use sd_runtime::{
-    Estimate, Prediction, SampleOptions, Sampler, SamplerKind, SamplerSetup, SchedulerKind, SigmaTable,
+    Ays, Estimate, Prediction, SampleOptions, Sampler, SamplerKind, SamplerSetup, ScheduleInput, SchedulerKind,
+    SigmaTable,
 };
 use support::Fixture;
 
@@ -42,7 +44,7 @@ struct Data {
 
 /// The mean of x0 given x, where x0 is distributed as N(mu, 1), by way of what a network would predict.
 fn estimate(x: &[f32], sigma: f64, prediction: Prediction, mu: &[f32]) -> Vec<f32> {
-    let alpha = if prediction == Prediction::Flow { 1.0 - sigma } else { 1.0 };
+    let alpha = if matches!(prediction, Prediction::Flow | Prediction::X0) { 1.0 - sigma } else { 1.0 };
     let scalings = prediction.scalings(sigma);
     let raw = x.iter().zip(mu).map(|(x, m)| {
         let (x, m) = (f64::from(*x), f64::from(*m));
@@ -52,14 +54,61 @@ fn estimate(x: &[f32], sigma: f64, prediction: Prediction, mu: &[f32]) -> Vec<f3
     scalings.denoised(x, &raw.collect::<Vec<f32>>())
 }
 
+/// What a network predicts, with the levels of the models that do.
+struct Predicts {
+    name: &'static str,
+    prediction: fn() -> Prediction,
+    table: fn() -> SigmaTable,
+    /// Whether levels are those of a flow.
+    flow: bool,
+}
+
+const PREDICTIONS: [Predicts; 6] = [
+    Predicts { name: "eps", prediction: || Prediction::Eps, table: SigmaTable::scaled_linear, flow: false },
+    Predicts { name: "v", prediction: || Prediction::V, table: SigmaTable::scaled_linear, flow: false },
+    Predicts {
+        name: "edm_v",
+        prediction: || Prediction::EdmV,
+        table: || SigmaTable::continuous(0.002, 120.0),
+        flow: false,
+    },
+    Predicts {
+        name: "sd3_flow",
+        prediction: || Prediction::Flow,
+        table: || SigmaTable::flow(3.0, 1000.0),
+        flow: true,
+    },
+    // The shift of the fixture's levels, as timesteps of Flux.
+    Predicts {
+        name: "flux_flow",
+        prediction: || Prediction::Flow,
+        table: || SigmaTable::flow(3.0, 1.0),
+        flow: true,
+    },
+    Predicts {
+        name: "minit2i_flow",
+        prediction: || Prediction::X0,
+        table: || SigmaTable::flow(3.0, 1000.0),
+        flow: true,
+    },
+];
+
+impl Predicts {
+    /// Whether it makes sense for a row. Samplers that are defined by a table of timesteps have no other.
+    fn suits(&self, row: &Row<'_>) -> bool {
+        let by_timesteps = ["tcd", "ddim_trailing"].contains(&row.sampler);
+        self.flow == (row.table == "flow") && !(by_timesteps && self.name == "edm_v")
+    }
+}
+
 /// x after every step.
-fn run(row: &Row<'_>, sigmas: &[f64], prediction: Prediction, data: &Data) -> Vec<Vec<f32>> {
+fn run(row: &Row<'_>, sigmas: &[f64], of: &Predicts, data: &Data) -> Vec<Vec<f32>> {
+    let (prediction, table) = ((of.prediction)(), (of.table)());
     let kind: SamplerKind = row.sampler.parse().unwrap();
     let (eta, args) = match row.args.strip_prefix("eta=") {
         Some(eta) => (eta.parse().unwrap(), ""),
         None => (f64::from(kind.default_eta()), row.args),
     };
-    let table = if row.table == "flow" { SigmaTable::flow(3.0, 1000.0) } else { SigmaTable::scaled_linear() };
     let options: SampleOptions = args.parse().unwrap();
     let mut sampler =
         Sampler::new(kind, SamplerSetup { sigmas: sigmas.to_vec(), table, eta, seed: data.seed, options });
@@ -79,8 +128,22 @@ fn run(row: &Row<'_>, sigmas: &[f64], prediction: Prediction, data: &Data) -> Ve
         .collect()
 }
 
+/// What was compared of a sampler with a reference.
+#[derive(Default)]
+struct Compared {
+    /// By prediction.
+    schedules: BTreeMap<&'static str, BTreeSet<String>>,
+    runs: usize,
+    /// The largest difference after one step, and after more.
+    worst: [f64; 2],
+    /// The steps of the longest run.
+    longest: usize,
+}
+
+/// The fixture's levels are those that the schedules here give, and every sampler takes the references' steps along every
+/// schedule, whatever the network predicts. Prints which reference each row has.
 #[test]
-fn trajectories_are_the_references() {
+fn every_sampler_schedule_and_prediction_is_its_reference() {
     let file = Fixture::open("samplers.safetensors");
     let config = file.metadata("config");
     let data = Data {
@@ -90,7 +153,7 @@ fn trajectories_are_the_references() {
         noise: file.f32s("input.noise"),
         seed: config["seed"].as_u64().unwrap(),
     };
-    let mut seen: BTreeMap<(String, String), (usize, f64)> = BTreeMap::new();
+    let mut seen: BTreeMap<(String, String), Compared> = BTreeMap::new();
     for name in file.names() {
         let Some(row) = row(name) else { continue };
         let sigmas = file.f64s(&format!("input.sigmas.{}.{}.{}", row.table, row.schedule, row.steps));
@@ -100,32 +163,81 @@ fn trajectories_are_the_references() {
         let reference = config["references"][&full].as_str().expect(name);
         // TCD's reference ends at its first timestep, not at 0.
         let compared = if row.sampler == "tcd" { row.steps - 1 } else { row.steps };
-        let predictions: &[Prediction] =
-            if row.table == "flow" { &[Prediction::Flow] } else { &[Prediction::Eps, Prediction::V] };
-        for prediction in predictions {
-            let states = run(&row, &sigmas, *prediction, &data);
+        for predicts in PREDICTIONS.iter().filter(|p| p.suits(&row)) {
+            let states = run(&row, &sigmas, predicts, &data);
             let entry = seen.entry((key.clone(), reference.to_owned())).or_default();
             for (i, (got, want)) in states.iter().zip(want.chunks(data.start.len())).take(compared).enumerate() {
                 let limit = if i == 0 { SINGLE_STEP } else { TRAJECTORY };
                 for (g, w) in got.iter().zip(want) {
                     let (g, w) = (f64::from(*g), f64::from(*w));
                     let off = (g - w).abs() / w.abs().max(1.0);
-                    assert!(off <= limit, "{name}, {prediction}, step {}: {g}, want {w} ({reference})", i + 1);
-                    entry.1 = entry.1.max(off);
+                    let what = predicts.name;
+                    assert!(off <= limit, "{name}, {what}, step {}: {g}, want {w} ({reference})", i + 1);
+                    let worst = &mut entry.worst[usize::from(i > 0)];
+                    *worst = worst.max(off);
                 }
             }
-            entry.0 += 1;
+            entry.runs += 1;
+            entry.longest = entry.longest.max(row.steps);
+            entry.schedules.entry(predicts.name).or_default().insert(row.schedule.to_owned());
         }
     }
-    for ((name, reference), (count, worst)) in &seen {
-        println!("{name:20} {count:3} runs within {worst:.0e} of {reference}");
+    let mut schedules: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for name in file.names() {
+        let Some(rest) = name.strip_prefix("input.sigmas.") else { continue };
+        let [table, schedule, steps] = rest.split('.').collect::<Vec<_>>().try_into().unwrap();
+        // Not a schedule, but DDIM's and TCD's own timesteps.
+        if schedule == "trailing" {
+            continue;
+        }
+        let levels = if table == "flow" { SigmaTable::flow(3.0, 1000.0) } else { SigmaTable::scaled_linear() };
+        let input = ScheduleInput {
+            tokens: 4096,
+            ays: Some(Ays::Sd1),
+            ..ScheduleInput::new(&levels, steps.parse().unwrap())
+        };
+        let got = schedule.parse::<SchedulerKind>().unwrap().sigmas(&input).unwrap();
+        let want = file.f64s(name);
+        assert_eq!(got.len(), want.len(), "{rest}");
+        for (g, w) in got.iter().zip(&want) {
+            assert!((g - w).abs() <= 1e-6 * w.max(1.0), "{rest}: {g}, want {w}");
+        }
+        schedules.entry(if table == "flow" { "flow" } else { "sd" }).or_default().insert(schedule.to_owned());
     }
-    for table in ["sd", "flow"] {
-        let of_one = |n: &&str| !seen.keys().any(|(key, _)| *key == format!("{table}.{n}"));
-        let missing: Vec<&str> = SamplerKind::names().filter(of_one).collect();
-        // Both are defined by a table of timesteps.
-        assert_eq!(missing, if table == "flow" { vec!["ddim_trailing", "tcd"] } else { vec![] }, "{table}");
+    let mut table = String::new();
+    for ((name, reference), c) in &seen {
+        let predictions: Vec<&str> = c.schedules.keys().copied().collect();
+        let count = c.schedules.values().map(BTreeSet::len).max().unwrap();
+        let ([one, more], predictions) = (c.worst, predictions.join(" "));
+        table += &format!(
+            "{name:20} {count:2} schedules x {predictions:31} {:4} runs of up to {} steps, off by {one:.0e} and {more:.0e}: {reference}\n",
+            c.runs, c.longest
+        );
     }
+    // Beside what the test harness keeps to itself.
+    std::io::stdout().write_all(table.as_bytes()).unwrap();
+    for sampler in SamplerKind::names() {
+        for (table, levels) in &schedules {
+            let by_timesteps = ["tcd", "ddim_trailing"].contains(&sampler);
+            // Both are defined by a table of timesteps, which a flow does not have.
+            if by_timesteps && *table == "flow" {
+                continue;
+            }
+            let all = seen.iter().filter(|((name, _), _)| *name == format!("{table}.{sampler}"));
+            let all: Vec<&Compared> = all.map(|(_, c)| c).collect();
+            assert!(all.iter().any(|c| c.longest == 20), "{sampler} on {table}: no run of 20 steps");
+            for predicts in PREDICTIONS.iter().filter(|p| p.flow == (*table == "flow")) {
+                if by_timesteps {
+                    continue;
+                }
+                let of = all.iter().find_map(|c| c.schedules.get(predicts.name));
+                assert_eq!(of, Some(levels), "{sampler} of {}", predicts.name);
+            }
+        }
+    }
+    // With the schedules of one table alone, all of them.
+    let named: BTreeSet<String> = SchedulerKind::names().filter(|n| *n != "normal").map(str::to_owned).collect();
+    assert_eq!(schedules.values().flatten().cloned().collect::<BTreeSet<_>>(), named);
 }
 
 #[test]
