@@ -42,6 +42,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("lora", checkpoints),
     ("lora", crate::lora::numbered),
     ("keytables", crate::lora::key_tables),
+    ("keytables", crate::keytables::recognised),
     ("weights", checkpoints),
     ("weights/realesrgan_x4plus_anime_6B_f16.safetensors", crate::upscale::photo),
     ("weights", crate::tiny::photo),

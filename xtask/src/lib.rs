@@ -5,6 +5,7 @@ pub mod accept;
 pub mod bench;
 pub mod dist;
 pub mod files;
+mod keytables;
 pub mod larger;
 mod lora;
 pub mod memory;

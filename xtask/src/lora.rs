@@ -49,6 +49,18 @@ pub(crate) fn numbered(folder: &Path) -> Result<String> {
     Ok(lora.report().to_string())
 }
 
+/// A LoRA of another family changes nothing, and all of its keys are reported.
+///
+/// # Errors
+/// One is not.
+pub(crate) fn stranger(file: Arc<Checkpoint>) -> Result<()> {
+    let keys = file.names().len();
+    let lora = Lora::fit(file, &model("sd15")?)?;
+    let unused: usize = lora.report().unused.iter().map(|(_, count)| count).sum();
+    ensure!(lora.check().is_err() && unused == keys, "{} of {keys} keys: {}", unused, lora.report());
+    Ok(())
+}
+
 fn complete(lora: &Lora, layers: usize) -> Result<()> {
     let report = lora.report();
     let applied: usize = report.applied.values().sum();

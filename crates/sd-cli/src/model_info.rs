@@ -75,14 +75,7 @@ fn file(out: &mut String, f: &SurveyedFile) {
     let given = f.given_as.map(|part| format!(", given with {}", part.option())).unwrap_or_default();
     let format = format!("{:?}", f.format).to_lowercase();
     line(out, "file", &format!("{} ({format}, {} tensors{given})", f.path.display(), f.tensors));
-    let what = match f.kind {
-        FileKind::Model(family) => family.name().to_owned(),
-        FileKind::Unsupported(name) => format!("{name}, which is not supported yet"),
-        FileKind::Other(name, what) => format!("{name}, not a model; {what}"),
-        FileKind::Parts => "parts of a model".to_owned(),
-        FileKind::Unknown => "nothing that is known".to_owned(),
-    };
-    line(out, "is", &what);
+    line(out, "is", &f.what());
     for (i, tensor) in f.evidence.iter().enumerate() {
         line(out, if i == 0 { "by" } else { "" }, tensor);
     }

@@ -239,6 +239,12 @@ impl Family {
         }
     }
 
+    /// The parts that it cannot do without.
+    pub(crate) fn needed(self) -> Vec<Part> {
+        let encoders = self.recipe().encoders.iter().filter(|e| e.absent().is_none()).map(TextRecipe::part);
+        [Part::Diffusion].into_iter().chain(encoders).chain([Part::Autoencoder]).collect()
+    }
+
     /// What users call it.
     pub fn name(self) -> &'static str {
         self.recipe().name

@@ -11,7 +11,7 @@ use sd_io::Checkpoint;
 use crate::adapter::embedding::Embeddings;
 use crate::component::Component;
 use crate::conditioning::{self, Conditioning, Prompt, Run, Sizes, TextEncoder, TextRecipe};
-use crate::detect::{Kind, detect};
+use crate::detect::{Kind, detect, variant};
 use crate::diffusion::{Evaluation, Facts, Given, Network, Stretch};
 use crate::family::{Family, Info, Latent, Noise, Prediction, VaeFormat};
 use crate::markers;
@@ -62,14 +62,18 @@ impl Model {
         let family = recognise(main)?;
         let recipe = family.recipe();
         let parts = parts(files)?;
-        let part = |part: Part| parts.get(&part).ok_or_else(|| missing_part(main, part));
+        let missing: Vec<Part> = family.needed().into_iter().filter(|p| !parts.contains_key(p)).collect();
+        if !missing.is_empty() {
+            return Err(missing_parts(main, family, &missing));
+        }
+        let part = |part: Part| parts.get(&part).ok_or_else(|| missing_parts(main, family, &[part]));
 
         let diffusion = part(Part::Diffusion)?;
         let network = (recipe.network)(diffusion.scope()).map_err(|e| explain(e, diffusion))?;
         if let [first, ..] = recipe.encoders
             && !recipe.encoders.iter().any(|r| parts.contains_key(&r.part()))
         {
-            return Err(missing_part(main, first.part()));
+            return Err(missing_parts(main, family, &[first.part()]));
         }
         let encoder = |recipe: &'static TextRecipe| {
             let component = part(recipe.part());
@@ -432,9 +436,20 @@ fn holds(file: &Checkpoint, part: Part) -> bool {
     file.names().iter().any(|n| part_of(n, None).is_some_and(|p| p.0 == part))
 }
 
-fn missing_part(file: &Checkpoint, part: Part) -> Error {
-    Error::bad_file(file.path(), format!("holds no {}", part.name()))
-        .hint(format!("give it with {}", part.option()))
+/// What the message of a model without `parts` says: all of them, and how to give them.
+fn missing_parts(file: &Checkpoint, family: Family, parts: &[Part]) -> Error {
+    let list = |names: Vec<&str>| match names.split_last() {
+        Some((last, [])) => (*last).to_owned(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    };
+    let what = list(parts.iter().map(|p| p.name()).collect());
+    let name =
+        variant(file, family).map_or_else(|| family.name().to_owned(), |v| format!("{} ({v})", family.name()));
+    let options = list(parts.iter().map(|p| p.option()).collect());
+    let them = if parts.len() > 1 { "them" } else { "it" };
+    Error::bad_file(file.path(), format!("holds no {what}, which {name} needs"))
+        .hint(format!("give {them} with {options}"))
 }
 
 /// The parts in all files, those given apart last.
@@ -443,6 +458,10 @@ fn parts(files: &Files) -> Result<BTreeMap<Part, Component>> {
     let apart = files.parts.iter().map(|(part, file)| (file, Some(*part)));
     for (file, only) in files.model.iter().map(|file| (file, None)).chain(apart) {
         let source: Arc<dyn WeightSource> = file.clone();
+        if let (Some(part), Kind::NotAModel(name, hint)) = (only, detect(&**file)) {
+            let what = format!("is {name}, not a {} for {}", part.name(), part.option());
+            return Err(Error::bad_file(file.path(), what).hint(hint));
+        }
         scaled::check(&source)?;
         let found = Component::split(&source, only);
         if let (Some(part), []) = (only, found.as_slice()) {

@@ -8,8 +8,7 @@ use sd_core::{DType, Error, Graph, Result, Scope, WeightSource};
 use sd_io::{Checkpoint, Format};
 
 use crate::component::Component;
-use crate::conditioning::TextRecipe;
-use crate::detect::{Kind, detect, evidence};
+use crate::detect::{Kind, detect, evidence, variant};
 use crate::diffusion::{Evaluation, Given};
 use crate::family::{Defaults, Family, Info};
 use crate::model::{Files, Model};
@@ -53,6 +52,8 @@ pub struct SurveyedFile {
     pub tensors: usize,
     /// What it is.
     pub kind: FileKind,
+    /// What it is beside others of its family, such as `inpainting`; `None` if it is the plain one.
+    pub variant: Option<&'static str>,
     /// The tensors that tell, with their shapes.
     pub evidence: Vec<String>,
 }
@@ -70,6 +71,20 @@ pub enum FileKind {
     Parts,
     /// Nothing that is known.
     Unknown,
+}
+
+impl SurveyedFile {
+    /// What users call it: of a model the family, with its variant.
+    pub fn what(&self) -> String {
+        match (self.kind, self.variant) {
+            (FileKind::Model(family), Some(variant)) => format!("{} ({variant})", family.name()),
+            (FileKind::Model(family), None) => family.name().to_owned(),
+            (FileKind::Unsupported(name), _) => format!("{name}, which is not supported yet"),
+            (FileKind::Other(name, what), _) => format!("{name}, not a model; {what}"),
+            (FileKind::Parts, _) => "parts of a model".to_owned(),
+            (FileKind::Unknown, _) => "nothing that is known".to_owned(),
+        }
+    }
 }
 
 /// A part of a model.
@@ -122,7 +137,7 @@ impl Survey {
             Kind::Runs(family) => Some(family),
             _ => None,
         });
-        let missing: Vec<Part> = family.map(needed).unwrap_or_default();
+        let missing: Vec<Part> = family.map(Family::needed).unwrap_or_default();
         let missing: Vec<Part> = missing.into_iter().filter(|part| !found.contains_key(part)).collect();
         for f in found.values_mut() {
             f.look(family);
@@ -158,12 +173,6 @@ impl Survey {
     }
 }
 
-/// The parts that a family cannot do without.
-fn needed(family: Family) -> Vec<Part> {
-    let encoders = family.recipe().encoders.iter().filter(|e| e.absent().is_none()).map(TextRecipe::part);
-    [Part::Diffusion].into_iter().chain(encoders).chain([Part::Autoencoder]).collect()
-}
-
 fn open(files: &Files) -> Result<(Info, Vec<Unused>)> {
     let model = Model::open(files)?;
     let report = model.dry_run()?;
@@ -178,12 +187,14 @@ fn surveyed_file(file: &Checkpoint, given_as: Option<Part>, empty: bool) -> Surv
         Kind::NoNetwork if empty => FileKind::Unknown,
         Kind::NoNetwork => FileKind::Parts,
     };
+    let variant = if let FileKind::Model(family) = kind { variant(file, family) } else { None };
     SurveyedFile {
         path: file.path().to_owned(),
         format: file.format(),
         given_as,
         tensors: file.names().len(),
         kind,
+        variant,
         evidence: evidence(file),
     }
 }

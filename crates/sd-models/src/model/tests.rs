@@ -223,6 +223,9 @@ fn messages_say_what_is_wrong_and_what_to_do() {
     };
     says(&without("first_stage_model."), &["m.safetensors: holds no VAE", "--vae"]);
     says(&without("cond_stage_model."), &["m.safetensors: holds no CLIP text encoder", "--clip_l"]);
+    let network: Shapes = single().into_iter().filter(|(n, _)| n.starts_with("model.diffusion_model.")).collect();
+    let all = "m.safetensors: holds no CLIP text encoder and VAE, which SD 1.x needs   hint: give them with --clip_l and --vae";
+    says(&network, &[all]);
     says(&without("model.diffusion_model."), &["holds no diffusion network, only: VAE, CLIP text encoder", "-m"]);
     says(&Shapes::from([("x".into(), vec![1])]), &["m.safetensors: holds no tensor of a known model"]);
 
@@ -632,5 +635,31 @@ fn networks_that_read_more_than_the_latent_are_known_by_their_channels() {
         assert!(model.diffusion_program(&reference).unwrap_err().to_string().contains("no reference pictures"));
         let skip = Evaluation { skip: vec![1], ..evaluation(1, [8, 8], 77) };
         assert!(model.diffusion_program(&skip).unwrap_err().to_string().contains("can be skipped"));
+    }
+}
+
+#[test]
+fn files_given_with_the_wrong_option_are_named() {
+    let dir = Folder::new();
+    let model = write(&dir.join("m.safetensors"), &[], &single());
+    let tiny = [("decoder.1.weight", vec![64, 4, 3, 3]), ("decoder.3.conv.0.weight", vec![64, 64, 3, 3])];
+    for (part, shapes, want) in [
+        (
+            Part::Autoencoder,
+            tiny.to_vec(),
+            "is a tiny autoencoder, not a VAE for --vae   hint: give it with --taesd",
+        ),
+        (
+            Part::ClipL,
+            vec![("model.layers.0.self_attn.q_norm.weight", vec![128])],
+            "is a Qwen3 text encoder, not a CLIP text encoder for --clip_l   hint: no family that reads it is supported yet",
+        ),
+        (Part::T5, vec![("a.lora_A.weight", vec![4, 4])], "is a LoRA, not a T5 text encoder for --t5xxl"),
+    ] {
+        let shapes = shapes.into_iter().map(|(n, d)| (n.to_owned(), d)).collect();
+        let file = write(&dir.join("x.safetensors"), &[], &shapes);
+        let files = Files { model: Some(model.clone()), parts: [(part, file)].into(), ..Files::default() };
+        let e = Model::open(&files).err().unwrap().to_string();
+        assert!(e.contains("x.safetensors: ") && e.contains(want), "{e}");
     }
 }

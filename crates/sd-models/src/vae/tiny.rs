@@ -20,6 +20,17 @@ const MAGNITUDE: f32 = 3.0;
 const GROUPS: usize = 4;
 const EPS: f32 = 1e-5;
 
+/// Whether a file has the layers of a tiny autoencoder.
+pub(crate) fn is_tiny(file: &dyn WeightSource) -> bool {
+    let names = file.names();
+    let renamed = Spelling::new("", rows(&names));
+    let first = |name: &str| {
+        let layers = ["decoder.layers.0.weight", "encoder.layers.0.weight"];
+        renamed.here(name).iter().any(|(here, _)| layers.contains(&here.as_str()))
+    };
+    names.into_iter().any(|name| first(name) && file.meta(name).is_some_and(|m| m.shape.rank() == 4))
+}
+
 /// An open tiny autoencoder: a decoder, an encoder, or both.
 pub struct TinyVae {
     view: Arc<View>,

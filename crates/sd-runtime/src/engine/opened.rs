@@ -25,8 +25,8 @@ pub(super) fn tell<'a>(
     for file in Survey::new(files).files {
         let format = format!("{:?}", file.format).to_lowercase();
         let what = match file.kind {
-            FileKind::Model(family) => format!("{} by {}", family.name(), file.evidence.join(", ")),
-            _ => "parts of a model".to_owned(),
+            FileKind::Model(_) => format!("{} by {}", file.what(), file.evidence.join(", ")),
+            _ => file.what(),
         };
         debug!("{}: {format}, {} tensors, {what}", file.path.display(), file.tensors);
     }
