@@ -105,6 +105,22 @@ impl Bytes for [__m256i; 2] {
 
     #[target_feature(enable = "avx2")]
     #[inline]
+    unsafe fn words(words: [u64; 8]) -> [__m256i; 2] {
+        let [a, b, c, d, e, f, g, h] = words.map(u64::cast_signed);
+        [_mm256_setr_epi64x(a, b, c, d), _mm256_setr_epi64x(e, f, g, h)]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn negated(self, bits: u64) -> [__m256i; 2] {
+        // SAFETY: the machine has AVX2.
+        let [a, b] = unsafe { <[__m256i; 2]>::bits(bits) };
+        let negated = |x, bits| _mm256_sub_epi8(_mm256_xor_si256(x, bits), bits);
+        [negated(self[0], a), negated(self[1], b)]
+    }
+
+    #[target_feature(enable = "avx2")]
+    #[inline]
     unsafe fn store(self, to: &mut [i8; 64]) {
         let to = to.as_mut_ptr();
         // SAFETY: there is room for both.

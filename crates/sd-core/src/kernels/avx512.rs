@@ -94,6 +94,19 @@ impl Bytes for __m512i {
         _mm512_movm_epi8(bits)
     }
 
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn words(words: [u64; 8]) -> __m512i {
+        let [a, b, c, d, e, f, g, h] = words.map(u64::cast_signed);
+        _mm512_setr_epi64(a, b, c, d, e, f, g, h)
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn negated(self, bits: u64) -> __m512i {
+        _mm512_mask_sub_epi8(self, bits, _mm512_setzero_si512(), self)
+    }
+
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn store(self, to: &mut [i8; 64]) {

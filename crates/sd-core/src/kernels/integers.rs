@@ -98,6 +98,9 @@ pub(super) trait Bytes: Copy {
     unsafe fn twins(a: *const u8, b: *const u8) -> Self;
     /// 255 where a bit is set, else 0.
     unsafe fn bits(bits: u64) -> Self;
+    unsafe fn words(words: [u64; 8]) -> Self;
+    /// With the other sign where a bit is set.
+    unsafe fn negated(self, bits: u64) -> Self;
     unsafe fn store(self, to: &mut [i8; 64]);
     /// Words of 32 bits shifted to the right, each 16 bytes by another number.
     unsafe fn right<const A: i32, const B: i32, const C: i32, const D: i32>(self) -> Self;

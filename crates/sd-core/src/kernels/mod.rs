@@ -18,6 +18,7 @@ mod ceiling;
 mod chain;
 mod conv2d;
 mod gemm;
+mod grids;
 #[cfg(all(test, target_os = "linux"))]
 mod guarded;
 mod inner;

@@ -114,6 +114,20 @@ impl Bytes for Each {
     }
 
     #[inline(always)]
+    unsafe fn words(words: [u64; 8]) -> Each {
+        let mut out = [0; 64];
+        for (to, word) in out.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *to = word.to_le_bytes();
+        }
+        Each(out)
+    }
+
+    #[inline(always)]
+    unsafe fn negated(self, bits: u64) -> Each {
+        Each(std::array::from_fn(|i| if bits >> i & 1 == 1 { self.0[i].wrapping_neg() } else { self.0[i] }))
+    }
+
+    #[inline(always)]
     unsafe fn store(self, to: &mut [i8; 64]) {
         *to = self.0.map(|b| b as i8);
     }

@@ -1,14 +1,20 @@
 //! Quantised blocks as `ggml-common.h` lays them out: integers of 8 bits with factors and offsets.
 
 use super::DEPTH;
+use super::grids;
 use super::integers::{Bytes, Integers, PART, PARTS, Terms, lane};
 use super::vector::Vector;
 use crate::dtype::DType;
 
 /// Whether the functions here read `dtype`.
 pub(super) fn is_integers(dtype: DType) -> bool {
-    use DType::{IQ4_NL, IQ4_XS, MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    matches!(dtype, Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | MXFP4 | Q2K | Q3K | Q4K | Q5K | Q6K | IQ4_XS)
+    use DType::{IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, IQ4_XS};
+    use DType::{MXFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ2_0};
+    let plain = matches!(
+        dtype,
+        Q8_0 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | IQ4_NL | MXFP4 | Q2K | Q3K | Q4K | Q5K | Q6K | IQ4_XS | TQ2_0
+    );
+    plain || matches!(dtype, IQ2_XXS | IQ2_XS | IQ2_S | IQ3_XXS | IQ3_S)
 }
 
 /// Reads `len` elements at `from`, at most [`DEPTH`], as integers from 0 to 255; the rest become zero. False for types that it
@@ -62,7 +68,7 @@ pub(super) unsafe fn floats<I: Integers>(dtype: DType, from: *const u8, len: usi
 }
 
 /// Factors and offsets of lanes.
-type Scales<'a> = [&'a mut [f32; PARTS]; 2];
+pub(super) type Scales<'a> = [&'a mut [f32; PARTS]; 2];
 
 /// Integers from 0 to 255 of up to [`DEPTH`] elements `factor q - offset`, the rest of which are zero. Where not all types have
 /// offsets, these are `factor less`, and `less` is the second result, otherwise zero.
@@ -87,7 +93,8 @@ unsafe fn read<B: Bytes>(dtype: DType, from: *const u8, len: usize, scales: Scal
             DType::Q5K => (q5_k(from, scales), 0),
             DType::Q6K => (q6_k(from, scales), 32),
             DType::IQ4_XS => (iq4_xs(from, scales), MIDDLE),
-            _ => return None,
+            DType::TQ2_0 => (tq2_0(from, scales), 1),
+            _ => (grids::read(dtype, from, scales)?, MIDDLE),
         })
     }
 }
@@ -304,7 +311,7 @@ fn half_power(e: u8) -> f32 {
 }
 
 /// What integers with a sign are raised by.
-const MIDDLE: u8 = 128;
+pub(super) const MIDDLE: u8 = 128;
 
 const fn raised(values: [i8; 16]) -> [u8; 16] {
     let mut out = [0; 16];
@@ -345,7 +352,7 @@ unsafe fn fifth<B: Bytes>(a: *const u8, b: *const u8) -> B {
 /// # Safety
 /// `from` is valid for four bytes.
 #[inline(always)]
-unsafe fn word(from: *const u8) -> u64 {
+pub(super) unsafe fn word(from: *const u8) -> u64 {
     // SAFETY: as the caller promises.
     u64::from(u32::from_le_bytes(unsafe { from.cast::<[u8; 4]>().read() }))
 }
@@ -372,6 +379,24 @@ unsafe fn q2_k<B: Bytes>(from: *const u8, [factors, offsets]: Scales) -> [B; 4] 
         B::codes(codes & NIBBLES, B::half(from.add(80)), factors);
         B::codes(codes >> 4 & NIBBLES, B::half(from.add(82)), offsets);
         let mut q = two_bits::<B>(from.add(16));
+        for q in &mut q {
+            *q = q.and(3);
+        }
+        q
+    }
+}
+
+/// 2-bit integers as in [`q2_k`], less 1, and an f16.
+///
+/// # Safety
+/// As for [`integers`], of one block.
+#[inline(always)]
+unsafe fn tq2_0<B: Bytes>(from: *const u8, [factors, offsets]: Scales) -> [B; 4] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        B::pairs(u64::from_ne_bytes([1; 8]), B::half(from.add(64)), factors);
+        B::times(factors, 1, offsets);
+        let mut q = two_bits::<B>(from);
         for q in &mut q {
             *q = q.and(3);
         }
