@@ -18,6 +18,15 @@ pub(crate) trait HostOp: Send + Sync {
     fn operands(&self) -> Vec<Operand>;
     /// Elements of the f32 result.
     fn elements(&self) -> usize;
+    /// Elements from the first of the result to behind its last, which may have gaps.
+    fn reach(&self) -> usize {
+        self.elements()
+    }
+    /// Bytes that it reads and writes.
+    fn bytes(&self) -> usize {
+        let bytes = |&(dtype, [rows, row]): &Operand| dtype.bytes(rows * row, row).unwrap_or(0);
+        self.operands().iter().map(bytes).sum::<usize>() + 4 * self.elements()
+    }
     /// About how many arithmetic operations it takes.
     fn work(&self) -> usize {
         self.elements()

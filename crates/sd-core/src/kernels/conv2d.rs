@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::gemm::{self, Panel, Product};
 use super::pack::Matrix;
-use super::{Isa, MAX_COLUMNS};
+use super::{Isa, MAX_COLUMNS, Winograd};
 use crate::dtype::DType;
 use crate::ffi::{HostOp, Operand};
 
@@ -23,7 +23,8 @@ pub(crate) struct Geometry {
     /// Rows and columns of the kernel.
     pub(crate) kernel: [usize; 2],
     pub(crate) stride: usize,
-    pub(crate) padding: usize,
+    /// Rows above and below, and columns left and right, that are 0.
+    pub(crate) padding: [usize; 2],
     pub(crate) dilation: usize,
 }
 
@@ -40,13 +41,25 @@ impl Geometry {
         self.image[0] * self.image[1]
     }
 
+    /// Whether a result is as large as an image and each of its rows sees as many rows above as below.
+    fn keeps_size(&self) -> bool {
+        let centred = |i: usize| 2 * self.padding[i] == (self.kernel[i] - 1) * self.dilation;
+        self.stride == 1 && self.out == self.image && centred(0)
+    }
+
+    /// Of a convolution that keeps sizes, `rows` of the result from images with the rows around them.
+    fn band(&self, rows: usize) -> Geometry {
+        let image = [rows + 2 * self.padding[0], self.image[1]];
+        Geometry { image, out: [rows, self.out[1]], padding: [0, self.padding[1]], ..*self }
+    }
+
     pub(super) fn positions(&self) -> usize {
         self.out[0] * self.out[1]
     }
 }
 
 /// A convolution with how the kernel is stored.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Conv2d {
     isa: &'static Isa,
     g: Geometry,
@@ -61,12 +74,49 @@ impl Conv2d {
         let span = |i: usize| g.dilation.checked_mul(g.kernel[i].checked_sub(1)?)?.checked_add(1);
         let fits = |i: usize| {
             let reach = g.out[i].checked_sub(1)?.checked_mul(g.stride)?.checked_add(span(i)?)?;
-            Some(reach <= g.padding.checked_mul(2)?.checked_add(g.image[i])?)
+            Some(reach <= g.padding[i].checked_mul(2)?.checked_add(g.image[i])?)
         };
         let small = g.image[0].checked_mul(g.image[1]).is_some_and(|n| i32::try_from(n).is_ok());
         let positions = g.out[0].checked_mul(g.out[1]).is_some_and(|n| i32::try_from(n).is_ok());
         let sound = small && positions && fits(0)? && fits(1)? && super::can_read(dtype) && dtype.block() == 1;
         sound.then_some(Conv2d { isa, g, dtype, bias })
+    }
+}
+
+/// A convolution, computed one way or the other.
+#[derive(Clone, Debug)]
+pub(crate) enum Conv {
+    Direct(Conv2d),
+    Tiles(Winograd),
+}
+
+impl Conv {
+    pub(crate) fn geometry(&self) -> &Geometry {
+        match self {
+            Conv::Direct(c) => &c.g,
+            Conv::Tiles(c) => &c.g,
+        }
+    }
+
+    /// Whether [`Conv::band`] gives parts of it.
+    pub(crate) fn has_bands(&self) -> bool {
+        self.geometry().keeps_size()
+    }
+
+    /// What computes `rows` of the result, the first of which is even, from images of those rows and the
+    /// padding's around them. Each element is the same as that of the whole.
+    pub(crate) fn band(&self, rows: usize) -> Box<dyn HostOp> {
+        match self {
+            Conv::Direct(c) => Box::new(Conv2d { g: c.g.band(rows), ..*c }),
+            Conv::Tiles(c) => Box::new(Winograd { g: c.g.band(rows), ..*c }),
+        }
+    }
+
+    pub(crate) fn whole(self) -> Box<dyn HostOp> {
+        match self {
+            Conv::Direct(c) => Box::new(c),
+            Conv::Tiles(c) => Box::new(c),
+        }
     }
 }
 
@@ -164,8 +214,8 @@ impl Product for Factors<'_> {
         let mut seen = [[0isize; 2]; MAX_COLUMNS];
         for (i, at) in seen.iter_mut().enumerate().take(count) {
             let position = first + i;
-            let step = |i: usize| (i * g.stride) as isize - g.padding as isize;
-            *at = [step(position / g.out[1]), step(position % g.out[1])];
+            let step = |i: usize, axis: usize| (i * g.stride) as isize - g.padding[axis] as isize;
+            *at = [step(position / g.out[1], 0), step(position % g.out[1], 1)];
         }
         let taps = g.taps();
         let images = self.x.wrapping_add(image * g.channels * g.plane());

@@ -13,6 +13,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+mod bands;
 mod blocks;
 mod ceiling;
 mod chain;
@@ -40,12 +41,13 @@ mod winograd;
 use std::sync::OnceLock;
 
 pub(crate) use attention::Attention;
+pub(crate) use bands::{Put, Rows};
 pub use ceiling::{Factors, multiply_add};
 pub(crate) use chain::{Chain, Code, OPERANDS};
-pub(crate) use conv2d::{Conv2d, Geometry};
+pub(crate) use conv2d::{Conv, Conv2d, Geometry};
 pub(crate) use linear::{Linear, Products, Sums};
 pub(crate) use moves::{Join, Lookup, Pad, Rope, Scatter, Timesteps, Transpose, Upsample};
-pub(crate) use norm::{Norm, Softmax};
+pub(crate) use norm::{Moments, Norm, Softmax};
 pub use observe::{Computed, observe, processor_seconds};
 pub(crate) use pack::can_read;
 pub(crate) use steps::{Memory, Place, Pool, Step, run};

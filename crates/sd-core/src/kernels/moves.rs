@@ -200,6 +200,17 @@ impl HostOp for Pad {
     }
 }
 
+/// Each value of `from` `factor` times.
+pub(super) fn repeat(from: &[f32], factor: usize, to: &mut [f32]) {
+    if factor == 2 {
+        for (pair, &v) in to.chunks_exact_mut(2).zip(from) {
+            pair.copy_from_slice(&[v, v]);
+        }
+    } else {
+        to.chunks_exact_mut(factor).zip(from).for_each(|(run, &v)| run.fill(v));
+    }
+}
+
 /// `[planes, h, w]` with each value repeated in both axes.
 #[derive(Debug)]
 pub(crate) struct Upsample {
@@ -231,13 +242,7 @@ impl HostOp for Upsample {
                 (from, std::slice::from_raw_parts_mut(out.wrapping_add(line * f * f * w), f * f * w))
             };
             let (first, others) = to.split_at_mut(f * w);
-            if f == 2 {
-                for (pair, &v) in first.chunks_exact_mut(2).zip(from) {
-                    pair.copy_from_slice(&[v, v]);
-                }
-            } else {
-                first.chunks_exact_mut(f).zip(from).for_each(|(run, &v)| run.fill(v));
-            }
+            repeat(from, f, first);
             others.chunks_exact_mut(f * w).for_each(|line| line.copy_from_slice(first));
         }
     }

@@ -36,14 +36,12 @@ pub(super) fn noting<T>(op: &dyn HostOp, f: impl FnOnce() -> T) -> T {
     let start = processor_seconds();
     let out = f();
     let seconds = processor_seconds() - start;
-    let bytes = |&(dtype, [rows, row]): &crate::ffi::Operand| dtype.bytes(rows * row, row).unwrap_or(0);
-    let read: usize = op.operands().iter().map(bytes).sum();
     SEEN.with_borrow_mut(|seen| {
         seen.iter_mut().for_each(|all| {
             all.push(Computed {
                 kernel: op.name(),
                 operations: op.operations() as f64,
-                bytes: (read + 4 * op.elements()) as f64,
+                bytes: op.bytes() as f64,
                 seconds,
             });
         });

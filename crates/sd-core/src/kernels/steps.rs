@@ -92,7 +92,7 @@ pub(crate) fn run(steps: &[Step], memories: &[Memory], pool: &Pool, cancel: &Can
         cancel.check()?;
         let wanted = step.op.operands();
         let large_enough = wanted.len() == step.operands.len()
-            && step.op.elements().checked_mul(4).is_some_and(|n| n <= step.out.bytes)
+            && step.op.reach().checked_mul(4).is_some_and(|n| n <= step.out.bytes)
             && wanted.iter().zip(&step.operands).all(|(&(dtype, [rows, row]), p)| {
                 rows.checked_mul(row).and_then(|n| dtype.bytes(n, row)).is_some_and(|n| n <= p.bytes)
             });

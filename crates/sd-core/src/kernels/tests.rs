@@ -329,8 +329,17 @@ fn check_conv(isa: &'static Isa, r: &mut Random, case: Case, dtype: DType) {
     let Case { batch, channels, image: [h, w], n, kernel: [kh, kw], stride, padding, dilation } = case;
     let out = |len: usize, k: usize| (len + 2 * padding - (k - 1) * dilation - 1) / stride + 1;
     let [oh, ow] = [out(h, kh), out(w, kw)];
-    let g =
-        Geometry { batch, channels, image: [h, w], out: [oh, ow], n, kernel: [kh, kw], stride, padding, dilation };
+    let g = Geometry {
+        batch,
+        channels,
+        image: [h, w],
+        out: [oh, ow],
+        n,
+        kernel: [kh, kw],
+        stride,
+        padding: [padding; 2],
+        dilation,
+    };
     let x = r.values(batch * channels * h * w);
     let b = r.values(n);
     let k = channels * kh * kw;
@@ -607,7 +616,17 @@ fn convolutions_by_way_of_tiles() {
         ] {
             let out = [h, w].map(|n| n + 2 * padding - 2);
             let (kernel, stride, dilation) = ([3, 3], 1, 1);
-            let g = Geometry { batch, channels, image: [h, w], out, n, kernel, stride, padding, dilation };
+            let g = Geometry {
+                batch,
+                channels,
+                image: [h, w],
+                out,
+                n,
+                kernel,
+                stride,
+                padding: [padding; 2],
+                dilation,
+            };
             let (x, b, k) = (r.values(batch * channels * h * w), r.values(n), r.values(n * channels * 9));
             let stored = from_f32(DType::F16, &k, channels * 9).unwrap();
             let [xs, bs] = [&x, &b].map(|v| bytes(v));

@@ -119,18 +119,18 @@ pub(super) unsafe fn kernel_in<W: Words>(
 }
 
 /// A convolution with a [`WinogradKernel`], plus the bias.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Winograd {
-    isa: &'static Isa,
-    g: Geometry,
-    bias: bool,
+    pub(super) isa: &'static Isa,
+    pub(super) g: Geometry,
+    pub(super) bias: bool,
 }
 
 impl Winograd {
     /// `None` where it does not pay, whatever the batch is, or cannot be.
     pub(crate) fn new(isa: &'static Isa, g: Geometry, bias: bool) -> Option<Winograd> {
-        let fits = g.kernel == [3, 3] && g.stride == 1 && g.dilation == 1 && g.padding <= 2;
-        let sound = (0..2).all(|i| g.out[i] + 2 == g.image[i] + 2 * g.padding);
+        let fits = g.kernel == [3, 3] && g.stride == 1 && g.dilation == 1 && g.padding.iter().all(|&p| p <= 2);
+        let sound = (0..2).all(|i| g.out[i] + 2 == g.image[i] + 2 * g.padding[i]);
         let pays = g.positions() >= 900 && g.channels >= 32 && g.n >= 32;
         (fits && sound && pays).then_some(Winograd { isa, g, bias })
     }
@@ -276,9 +276,9 @@ impl Winograd {
 
     /// Asks for the inputs of `tiles` in the plane from element `plane` on.
     fn ahead(&self, data: &Data, plane: usize, tiles: Range<usize>) {
-        let ([h, w], padding) = (self.g.image, self.g.padding);
+        let ([h, w], [above, padding]) = (self.g.image, self.g.padding);
         for (row, column, _, count) in self.runs(tiles) {
-            for y in (0..4).filter_map(|i| (2 * row + i).checked_sub(padding)).filter(|&y| y < h) {
+            for y in (0..4).filter_map(|i| (2 * row + i).checked_sub(above)).filter(|&y| y < h) {
                 let from = data.x.wrapping_add(plane + y * w + (2 * column).saturating_sub(padding));
                 ahead(from.cast(), 4 * (2 * count + 2));
             }
@@ -298,7 +298,7 @@ impl Winograd {
         to: *mut f32,
         step: usize,
     ) {
-        let ([h, w], padding) = (self.g.image, self.g.padding);
+        let ([h, w], [above, padding]) = (self.g.image, self.g.padding);
         for (row, column, at, count) in self.runs(tiles) {
             let wanted = 2 * count + 2;
             // Columns of the image that exist, from the first that is seen on.
@@ -308,7 +308,7 @@ impl Winograd {
             let there = w.saturating_sub(from).min(wanted - before);
             for i in 0..4 {
                 let line = lines.wrapping_add(i * data.step);
-                let y = (2 * row + i).checked_sub(padding).filter(|&y| y < h);
+                let y = (2 * row + i).checked_sub(above).filter(|&y| y < h);
                 // SAFETY: a line holds what a panel's tiles see; the row of the image holds `there` elements.
                 unsafe {
                     let line = std::slice::from_raw_parts_mut(line, wanted);

@@ -40,7 +40,7 @@ impl Lowering<'_> {
                     n,
                     kernel: [kh, kw],
                     stride,
-                    padding,
+                    padding: [padding; 2],
                     dilation,
                 };
                 let conv = Conv2d::new(isa, geometry, self.ctx.dtype(w)?, node.inputs.len() > 2);

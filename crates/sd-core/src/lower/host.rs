@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::bands::{self, Sizes, Unit};
 use super::view::{Root, View};
 use super::workspace::{Life, arrange};
 use crate::dtype::DType;
@@ -11,8 +12,9 @@ use crate::error::{Error, Result};
 use crate::ffi::{self, HostOp};
 use crate::graph::{self, Node, Op, Program, Var};
 use crate::kernels::{
-    Attention, Chain, Code, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place, Products,
-    Rope, Scatter, Softmax, Step, Sums, Timesteps, Transpose, Upsample, Winograd, WinogradKernel, can_read,
+    Attention, Chain, Code, Conv, Conv2d, Geometry, Isa, Join, Linear, Lookup, Norm, OPERANDS, Pad, Place,
+    Products, Rope, Scatter, Softmax, Step, Sums, Timesteps, Transpose, Upsample, Winograd, WinogradKernel,
+    can_read,
 };
 use crate::plan::Segment;
 
@@ -44,13 +46,24 @@ pub(crate) fn lower(
     narrow: &Narrow,
     memory_type: impl Fn(Var) -> Result<DType>,
 ) -> Result<Option<Host>> {
+    lower_in_bands(program, segment, isa, narrow, Sizes::default(), memory_type)
+}
+
+pub(super) fn lower_in_bands(
+    program: &Program,
+    segment: &Segment,
+    isa: &'static Isa,
+    narrow: &Narrow,
+    sizes: Sizes,
+    memory_type: impl Fn(Var) -> Result<DType>,
+) -> Result<Option<Host>> {
     let mut uses = vec![0; program.nodes().len()];
     for v in program.nodes().iter().flat_map(|n| &n.inputs).chain(program.outputs()) {
         uses[v.index()] += 1;
     }
     let (values, temps, calls, makers) = (HashMap::new(), Vec::new(), Vec::new(), Vec::new());
     let writes = segment.writes.iter().copied().collect();
-    let mut l = Lowering { isa, narrow, uses, writes, values, temps, makers, calls, region: 0 };
+    let mut l = Lowering { isa, narrow, uses, writes, values, temps, makers, calls, region: 0, sizes };
     for &v in segment.leaves.iter().chain(&segment.reads) {
         let node = program.node(v);
         let dtype = if matches!(node.op, Op::Weight(_)) { memory_type(v)? } else { node.dtype };
@@ -83,23 +96,25 @@ struct Value {
     sole: bool,
 }
 
-enum Kernel {
+pub(super) enum Kernel {
     /// Steps on every element of a result of these sizes.
     Chain {
         dims: Vec<usize>,
         code: Vec<Code>,
     },
     Norm(Norm),
+    Conv(Conv),
+    Upsample(Upsample),
     Other(Box<dyn HostOp>),
 }
 
-struct Call {
-    kernel: Kernel,
-    operands: Vec<View>,
+pub(super) struct Call {
+    pub(super) kernel: Kernel,
+    pub(super) operands: Vec<View>,
     /// The result: a temporary.
-    out: usize,
+    pub(super) out: usize,
     /// Cuts before it.
-    region: usize,
+    pub(super) region: usize,
 }
 
 struct Lowering<'a> {
@@ -116,6 +131,7 @@ struct Lowering<'a> {
     calls: Vec<Option<Call>>,
     /// Cuts before the node that is being lowered.
     region: usize,
+    sizes: Sizes,
 }
 
 impl Lowering<'_> {
@@ -280,7 +296,7 @@ impl Lowering<'_> {
                 else {
                     return Ok(None);
                 };
-                let (stride, padding, dilation) = (*stride, *padding, *dilation);
+                let (stride, padding, dilation) = (*stride, [*padding; 2], *dilation);
                 let (image, out, kernel) = ([h, w], [dims[2], dims[3]], [kh, kw]);
                 let geometry = Geometry { batch, channels, image, out, n, kernel, stride, padding, dilation };
                 let (dtype, bias) = (all[1].dtype, all.len() > 2);
@@ -291,9 +307,9 @@ impl Lowering<'_> {
                         let transform = WinogradKernel { isa, n, channels, dtype };
                         let sizes = transform.dims();
                         all[1] = self.other(transform, vec![all[1].clone()], &sizes);
-                        self.other(conv, all, dims)
+                        self.call(Kernel::Conv(Conv::Tiles(conv)), all, dims)
                     }
-                    None => self.other(conv, all, dims),
+                    None => self.call(Kernel::Conv(Conv::Direct(conv)), all, dims),
                 }
             }
             Op::Attention { scale, causal } => {
@@ -343,7 +359,8 @@ impl Lowering<'_> {
             Op::UpsampleNearest { factor } => {
                 let x = self.operands(node)?;
                 let image = [x[0].dims[2], x[0].dims[3]];
-                self.other(Upsample { planes: dims[0] * dims[1], image, factor: *factor }, x, dims)
+                let op = Upsample { planes: dims[0] * dims[1], image, factor: *factor };
+                self.call(Kernel::Upsample(op), x, dims)
             }
             Op::TimestepEmbedding { dim, max_period } => {
                 let t = self.operands(node)?;
@@ -399,7 +416,7 @@ impl Lowering<'_> {
                     call.operands.extend(second.and_then(|v| v.reshaped(dims)));
                 }
                 Kernel::Norm(norm) => norm.then.push(code),
-                Kernel::Other(_) => return Err(Error::internal("only chains are joined")),
+                _ => return Err(Error::internal("only chains are joined")),
             }
             // Its new operand may have been made after it.
             self.makers[call.out] = self.calls.len();
@@ -437,72 +454,100 @@ impl Lowering<'_> {
         let memory_of: HashMap<Var, usize> = vars.iter().enumerate().map(|(i, &v)| (v, i + 1)).collect();
         let mut calls: Vec<Call> = self.calls.drain(..).flatten().collect();
         self.read_before_norms(&mut calls, &bound);
+        let units = bands::units(calls, &mut self.temps, &bound, self.sizes);
+        self.place(units, &bound, vars, &memory_of)
+    }
+
+    /// Gives everything a place, where temporaries in `bound` are outside.
+    fn place(
+        mut self,
+        mut units: Vec<Unit>,
+        bound: &HashMap<usize, Var>,
+        vars: Vec<Var>,
+        memory_of: &HashMap<Var, usize>,
+    ) -> Result<Option<Host>> {
         let mut last: HashMap<usize, usize> = HashMap::new();
-        for (i, call) in calls.iter().enumerate() {
-            for root in call.operands.iter().map(|v| v.root).chain([Root::Temp(call.out)]) {
-                if let Root::Temp(t) = root {
-                    last.insert(t, i);
-                }
-            }
+        for (i, unit) in units.iter().enumerate() {
+            let made = unit.calls.iter().map(|c| c.out);
+            last.extend(unit.operands().filter_map(|v| temp(v.root)).chain(made).map(|t| (t, i)));
         }
-        let mut lives: Vec<Life> = Vec::new();
-        // Which life each temporary of the workspace is part of.
-        let mut life_of: HashMap<usize, usize> = HashMap::new();
-        for (i, call) in calls.iter().enumerate().filter(|(_, c)| !bound.contains_key(&c.out)) {
-            let temps = || call.operands.iter().filter_map(|v| temp(v.root));
-            // In the place of an operand that is read element by element for the last time.
-            let over = match (&call.kernel, call.operands.first()) {
-                (Kernel::Chain { .. } | Kernel::Norm(_), Some(x)) => temp(x.root).filter(|t| {
-                    let dies = last.get(t) == Some(&i) && !bound.contains_key(t);
-                    let alone = temps().filter(|u| u == t).count() == 1;
-                    let same = x.offset == 0 && x.is_dense() && x.elements() == self.temps[*t];
-                    dies && alone && same && self.temps[*t] == self.temps[call.out]
-                }),
-                _ => None,
-            };
-            let until = last.get(&call.out).copied().unwrap_or(i);
-            let life = match over.and_then(|t| life_of.get(&t)).copied() {
-                Some(life) => {
-                    lives[life].until = until;
-                    life
-                }
-                None => {
-                    let size = self.temps[call.out].saturating_mul(4).next_multiple_of(ALIGNMENT);
-                    lives.push(Life { size, from: i, until });
-                    lives.len() - 1
-                }
-            };
-            life_of.insert(call.out, life);
+        let mut lives: Vec<Vec<Life>> = Vec::new();
+        // Which life each temporary of the workspace is part of, and of which group.
+        let mut life_of: HashMap<usize, [usize; 2]> = HashMap::new();
+        for (i, unit) in units.iter_mut().enumerate() {
+            let dies = |t: &usize| last.get(t) == Some(&i) && !bound.contains_key(t);
+            let over = unit.replaces(&self.temps).filter(dies).and_then(|t| life_of.get(&t)).copied();
+            // Bytes of the place that are taken.
+            let mut taken = 0usize;
+            for call in unit.calls.iter().filter(|c| !bound.contains_key(&c.out)) {
+                let bytes = self.temps[call.out].saturating_mul(4);
+                let (size, until) = (bytes.next_multiple_of(ALIGNMENT), last.get(&call.out).copied().unwrap_or(i));
+                let old = over.map(|[group, life]| lives[group][life]);
+                let fits = old.filter(|l| taken.is_multiple_of(ALIGNMENT) && taken + size <= l.size);
+                let at = match (over, fits) {
+                    (Some([group, life]), Some(_)) if !unit.in_bands() => {
+                        lives[group][life].until = until;
+                        [group, life]
+                    }
+                    (Some([group, _]), Some(old)) => {
+                        lives[group].push(Life { offset: old.offset + taken, size, from: i, until });
+                        taken += bytes;
+                        [group, lives[group].len() - 1]
+                    }
+                    _ => {
+                        lives.push(vec![Life { offset: 0, size, from: i, until }]);
+                        [lives.len() - 1, 0]
+                    }
+                };
+                life_of.insert(call.out, at);
+            }
+            unit.replace(taken > 0, &mut self.temps);
+            for t in unit.scratch() {
+                let size = self.temps[t].saturating_mul(4).next_multiple_of(ALIGNMENT);
+                life_of.insert(t, [lives.len(), 0]);
+                lives.push(vec![Life { offset: 0, size, from: i, until: i }]);
+            }
         }
         let (offsets, workspace) = arrange(&lives);
-        let mut steps = Vec::with_capacity(calls.len());
-        for call in calls {
+        let place = |root: Root, offset: usize, bytes: usize| -> Result<Place> {
+            let outside = |v: &Var| memory_of.get(v).copied();
+            let found = match root {
+                Root::Outside(v) => outside(&v).map(|memory| (memory, 0)),
+                Root::Temp(t) => match bound.get(&t) {
+                    Some(v) => outside(v).map(|memory| (memory, 0)),
+                    None => life_of.get(&t).map(|&[group, life]| (0, offsets[group] + lives[group][life].offset)),
+                },
+            };
+            let (memory, start) = found.ok_or_else(|| Error::internal("a value has no place"))?;
+            Ok(Place { memory, offset: start + offset, bytes })
+        };
+        let mut steps = Vec::with_capacity(units.len());
+        for unit in units {
             // Offsets count elements of four bytes.
-            if call.operands.iter().any(|v| v.offset > 0 && !matches!(v.dtype, DType::F32 | DType::I32)) {
+            if unit.operands().any(|v| v.offset > 0 && !matches!(v.dtype, DType::F32 | DType::I32)) {
                 return Ok(None);
             }
-            let place = |root: Root, offset: usize, bytes: usize| -> Result<Place> {
-                let outside = |v: &Var| memory_of.get(v).copied();
-                let found = match root {
-                    Root::Outside(v) => outside(&v).map(|memory| (memory, 0)),
-                    Root::Temp(t) => match bound.get(&t) {
-                        Some(v) => outside(v).map(|memory| (memory, 0)),
-                        None => life_of.get(&t).map(|&life| (0, offsets[life])),
-                    },
-                };
-                let (memory, start) = found.ok_or_else(|| Error::internal("a value has no place"))?;
-                Ok(Place { memory, offset: start + offset, bytes })
+            let planned = if unit.in_bands() {
+                unit.plan()
+            } else {
+                let mut planned = Vec::new();
+                for call in unit.calls {
+                    let Some(op) = self.kernel(call.kernel, &call.operands)? else { return Ok(None) };
+                    planned.push((op, call.operands, call.out, 0));
+                }
+                planned
             };
-            let Some(op) = self.kernel(call.kernel, &call.operands)? else { return Ok(None) };
-            let operands = op.operands().into_iter().zip(&call.operands).map(|((dtype, [rows, row]), view)| {
-                let bytes = rows.checked_mul(row).and_then(|n| dtype.bytes(n, row));
-                let bytes = bytes.filter(|_| dtype == view.dtype);
-                let bytes = bytes.ok_or_else(|| Error::internal("a kernel's operands do not fit"))?;
-                place(view.root, view.offset * 4, bytes)
-            });
-            let operands = operands.collect::<Result<Vec<_>>>()?;
-            let out = place(Root::Temp(call.out), 0, op.elements().saturating_mul(4))?;
-            steps.push(Step { op, out, operands });
+            for (op, operands, out, offset) in planned {
+                let operands = op.operands().into_iter().zip(&operands).map(|((dtype, [rows, row]), view)| {
+                    let bytes = rows.checked_mul(row).and_then(|n| dtype.bytes(n, row));
+                    let bytes = bytes.filter(|_| dtype == view.dtype);
+                    let bytes = bytes.ok_or_else(|| Error::internal("a kernel's operands do not fit"))?;
+                    place(view.root, view.offset * 4, bytes)
+                });
+                let operands = operands.collect::<Result<Vec<_>>>()?;
+                let out = place(Root::Temp(out), offset, op.reach().saturating_mul(4))?;
+                steps.push(Step { op, out, operands });
+            }
         }
         Ok(Some(Host { steps, vars, workspace }))
     }
@@ -542,6 +587,8 @@ impl Lowering<'_> {
         Ok(match kernel {
             Kernel::Other(op) => Some(op),
             Kernel::Norm(norm) => Some(Box::new(norm)),
+            Kernel::Conv(conv) => Some(conv.whole()),
+            Kernel::Upsample(op) => Some(Box::new(op)),
             Kernel::Chain { dims, code } => {
                 let strides: Vec<&[usize]> = operands.iter().map(|v| v.strides.as_slice()).collect();
                 Chain::new(self.isa, &dims, &code, &strides).map(|c| Box::new(c) as Box<dyn HostOp>)
@@ -550,7 +597,7 @@ impl Lowering<'_> {
     }
 }
 
-fn temp(root: Root) -> Option<usize> {
+pub(super) fn temp(root: Root) -> Option<usize> {
     match root {
         Root::Temp(t) => Some(t),
         Root::Outside(_) => None,

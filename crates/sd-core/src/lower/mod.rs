@@ -1,11 +1,14 @@
 //! From the graph to what devices execute. Only here do shapes turn from row-major to ggml's order.
 
+mod bands;
 mod cpu;
 mod ggml;
 mod host;
 mod layout;
 mod noop;
 mod rope;
+#[cfg(test)]
+mod tests;
 mod view;
 mod workspace;
 

@@ -15,33 +15,45 @@ pub(crate) struct Layout {
 }
 
 /// Bytes that are used from one call to another, both included.
+#[derive(Clone, Copy)]
 pub(super) struct Life {
+    /// Bytes from the start of what it is placed with.
+    pub(super) offset: usize,
     pub(super) size: usize,
     pub(super) from: usize,
     pub(super) until: usize,
 }
 
-/// An offset for each of `lives`, and the end of all. The largest come first, each as low as those allow that live at
-/// the same time.
-pub(super) fn arrange(lives: &[Life]) -> (Vec<usize>, usize) {
-    let mut order: Vec<usize> = (0..lives.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(lives[i].size));
-    let mut offsets = vec![0; lives.len()];
-    // Those that have a place, by offset.
-    let mut placed: Vec<usize> = Vec::with_capacity(lives.len());
+/// An offset for each of `groups`, whose lives keep their distances, and the end of all. The largest come first, each as
+/// low as those allow that live at the same time.
+pub(super) fn arrange(groups: &[Vec<Life>]) -> (Vec<usize>, usize) {
+    let extent = |i: usize| groups[i].iter().map(|l| l.offset + l.size).max().unwrap_or(0);
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(extent(i)));
+    let mut offsets = vec![0; groups.len()];
+    let mut placed: Vec<(usize, Life)> = Vec::new();
     let mut end = 0;
     for i in order {
-        let life = &lives[i];
+        // Where the group may not begin: above the first and below the second.
+        let mut taken: Vec<(isize, isize)> = Vec::new();
+        for life in &groups[i] {
+            let together = |l: &Life| l.from <= life.until && life.from <= l.until;
+            for (at, other) in placed.iter().filter(|p| together(&p.1)) {
+                let (low, high) = (*at as isize, (at + other.size) as isize);
+                taken.push((low - (life.offset + life.size) as isize, high - life.offset as isize));
+            }
+        }
+        taken.sort_unstable();
         let mut at = 0;
-        for &j in placed.iter().filter(|&&j| lives[j].from <= life.until && life.from <= lives[j].until) {
-            if offsets[j] >= at + life.size {
+        for (low, high) in taken {
+            if low >= at {
                 break;
             }
-            at = at.max(offsets[j] + lives[j].size);
+            at = at.max(high);
         }
-        offsets[i] = at;
-        end = end.max(at + life.size);
-        placed.insert(placed.partition_point(|&j| offsets[j] <= at), i);
+        offsets[i] = at.unsigned_abs();
+        end = end.max(offsets[i] + extent(i));
+        placed.extend(groups[i].iter().map(|&l| (offsets[i] + l.offset, l)));
     }
     (offsets, end)
 }
@@ -167,8 +179,8 @@ mod tests {
     fn lives_at_the_same_time_lie_apart_and_large_ones_leave_no_gaps() {
         // A small value before a large one, which outlives it, and another large one that follows.
         let lives = [(64, 0, 1), (256, 1, 3), (64, 3, 5), (256, 4, 6), (128, 2, 6)];
-        let lives = lives.map(|(size, from, until)| Life { size, from, until });
-        let (offsets, end) = arrange(&lives);
+        let lives = lives.map(|(size, from, until)| Life { offset: 0, size, from, until });
+        let (offsets, end) = arrange(&lives.map(|l| vec![l]));
         // 256 and 128 and 64 are there at once.
         assert_eq!(end, 448);
         for (i, a) in lives.iter().enumerate() {
@@ -178,6 +190,17 @@ mod tests {
                 assert!(apart || !together, "{i} and {j}: {offsets:?}");
             }
         }
+    }
+
+    #[test]
+    fn what_ends_early_in_a_group_leaves_its_place_to_others() {
+        let life = |offset, size, from, until| Life { offset, size, from, until };
+        // Two halves take the place of a whole; the lower one ends before the upper.
+        let halves = vec![life(0, 256, 0, 2), life(0, 128, 2, 3), life(128, 128, 2, 9)];
+        let (offsets, end) = arrange(&[vec![life(0, 128, 4, 8)], halves.clone(), vec![life(0, 64, 1, 1)]]);
+        assert_eq!((offsets, end), (vec![0, 0, 256], 320));
+        // What lives longer than the lower half does not fit there.
+        assert_eq!(arrange(&[vec![life(0, 128, 3, 8)], halves]), (vec![256, 0], 384));
     }
 
     #[test]
