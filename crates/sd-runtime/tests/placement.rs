@@ -293,7 +293,10 @@ fn devices_share_a_network_that_none_has_room_for() {
     for (a, b) in [(network * 2 / 3, network), (network, network / 2), (network / 2, network / 2)] {
         let trace = Trace::new();
         let limits = format!("{first}={},{second}={}", gib(a), gib(b));
-        let mut engine = engine(&limits, &trace).split_mode("row").build().unwrap();
+        let mut engine = engine(&limits, &trace).split_mode("row").eager_load(true).build().unwrap();
+        let loaded = engine.memory();
+        let network = loaded.modules.iter().find(|m| m.module == "diffusion network").unwrap();
+        assert!(network.resident > network.weights / 2, "{network:?}");
         assert!(generate(&mut engine, &request(), &mut Log::default()).unwrap() == want, "{limits}");
         let events = trace.events();
         let computed = |device: &str| {

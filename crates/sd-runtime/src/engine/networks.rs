@@ -303,13 +303,6 @@ impl Loaded {
             programs.push((part, self.model.text_program(part, 1, skip)?));
         }
         for (part, program) in programs {
-            if self.placed.of(part)?.devices.len() > 1 {
-                tracing::warn!(
-                    "--eager-load: the {} is divided among devices and is loaded when it runs",
-                    part.name()
-                );
-                continue;
-            }
             runner(&mut self.runners, part)?.load(&program, cancel)?;
         }
         Ok(())
