@@ -5,6 +5,7 @@ import canny
 import clip_text
 import clip_tokens
 import controlnet
+import embeddings
 import family_names
 import fixture
 import flux
@@ -47,7 +48,7 @@ if __name__ == "__main__":
     fixture.save_examples()
     scripts = (
         rng, rng_std, clip_tokens, t5_tokens, schedules, schedules_sdxl, schedules_flux, schedules_named, samplers, predictions, guidance, prompts, clip_text, t5_encoder, umt5_encoder, unet, unet_sdxl, flux, sd3, vae,
-        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, controlnet, canny, flux_pipeline, flux_guided, sd3_pipeline, caches, real_names, family_names, lora_kinds, lora_names, lora_pipeline, scaled, upscale, resample, tiny_vae,
+        pictures, sd1_pipeline, sd1_pictures, sd2_pipeline, sdxl_pipeline, sdxl_refiner, controlnet, canny, flux_pipeline, flux_guided, sd3_pipeline, caches, real_names, family_names, embeddings, lora_kinds, lora_names, lora_pipeline, scaled, upscale, resample, tiny_vae,
     )
     for script in scripts:
         script.main()

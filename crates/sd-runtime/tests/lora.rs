@@ -299,18 +299,24 @@ fn a_layer_that_does_not_fit_is_warned_about() {
     }
 }
 
+/// The rows of a file's table of tokens for the words "red circle", with their shape.
+fn words(file: &Path, table: &str) -> (Vec<f32>, [usize; 2]) {
+    let file = Checkpoint::open(file).unwrap();
+    let meta = file.meta(table).unwrap();
+    let width = meta.shape.last();
+    let values = to_f32(meta.dtype, &file.bytes(table).unwrap(), meta.shape.elements()).unwrap();
+    let ids = tokenizer::clip().unwrap().encode("red circle");
+    let rows = ids.iter().flat_map(|id| &values[*id as usize * width..(*id as usize + 1) * width]);
+    (rows.copied().collect(), [ids.len(), width])
+}
+
 /// A vector that is a token's own stands for that token.
 #[test]
 fn words_of_embeddings_stand_for_their_vectors() {
     let folder = folder("embeddings");
-    let file = Checkpoint::open(checkpoint()).unwrap();
-    let meta = file.meta(TABLE).unwrap();
-    let width = meta.shape.last();
-    let table = to_f32(meta.dtype, &file.bytes(TABLE).unwrap(), meta.shape.elements()).unwrap();
-    let ids = tokenizer::clip().unwrap().encode("red circle");
-    let vectors: Vec<f32> =
-        ids.iter().flat_map(|id| &table[*id as usize * width..(*id as usize + 1) * width]).copied().collect();
-    write(&folder.join("Heron.safetensors"), &[("emb_params".into(), vec![ids.len(), width], vectors)]);
+    let vectors = words(checkpoint(), TABLE);
+    let [rows, width] = vectors.1;
+    write(&folder.join("Heron.safetensors"), &[("emb_params".into(), vec![rows, width], vectors.0)]);
     write(&folder.join("wide.safetensors"), &[("emb_params".into(), vec![1, 7], vec![0.5; 7])]);
     fs::write(folder.join("notes.txt"), "").unwrap();
     let mut engine = builder(&folder).embedding_folder(&folder).build().unwrap();
@@ -327,4 +333,74 @@ fn words_of_embeddings_stand_for_their_vectors() {
     let [warning] = &log.warnings[..] else { panic!("{:?}", log.warnings) };
     assert!(warning.starts_with("embedding wide: ") && warning.contains("emb_params [1, 7]"), "{warning}");
     assert!(image.rgb == one(builder(&folder), &request("a wide circle")).rgb);
+}
+
+#[test]
+fn embeddings_of_every_program_stand_for_their_vectors() {
+    let assets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let model = assets.join("assets/demo.safetensors");
+    let drawn = |folder: &Path| {
+        let builder = Engine::builder().model(&model).device("cpu").threads(1).embedding_folder(folder);
+        let mut engine = builder.build().unwrap();
+        // The word, and parts of words, which are left alone.
+        let prompts = ["a heron", "a (Heron:1.3), blue", "herons", "a heron_2", "a sheron"];
+        prompts.map(|prompt| draw_small(&mut engine, prompt))
+    };
+    let none = folder("embeddings-none");
+    let plain = drawn(&none);
+    let builder = Engine::builder().model(&model).device("cpu").threads(1);
+    let mut engine = builder.build().unwrap();
+    let words = ["a red circle", "a (red circle:1.3), blue"].map(|prompt| draw_small(&mut engine, prompt));
+    for (file, name) in [
+        ("embedding.safetensors", "heron.safetensors"),
+        ("embedding_web.pt", "heron.pt"),
+        ("embedding_web_legacy.pt", "heron.pt"),
+        ("embedding_original.pt", "heron.pt"),
+        ("embedding_diffusers.bin", "heron.bin"),
+    ] {
+        let folder = folder("embeddings-files");
+        fs::copy(assets.join("oracle/fixtures").join(file), folder.join(name)).unwrap();
+        let got = drawn(&folder);
+        assert!(got[..2] == words && got[2..] == plain[2..] && got[..2] != plain[..2], "{file}");
+    }
+}
+
+fn draw_small(engine: &mut Engine, prompt: &str) -> Vec<u8> {
+    let mut log = Log::default();
+    let asked = ImageRequest { width: Some(64), height: Some(64), ..request(prompt) };
+    let image = generate(engine, &asked, &mut log).unwrap().remove(0);
+    assert!(log.warnings.is_empty(), "{:?}", log.warnings);
+    image.rgb
+}
+
+#[test]
+fn embeddings_have_vectors_for_both_text_encoders() {
+    let model = support::layouts::single_file("sdxl_pipeline", "lora-embeddings-sdxl", &[]);
+    let (first, [rows, narrow]) =
+        words(&model, "conditioner.embedders.0.transformer.text_model.embeddings.token_embedding.weight");
+    let (second, [_, wide]) = words(&model, "conditioner.embedders.1.model.token_embedding.weight");
+    let folder = folder("embeddings-two");
+    let (one, two) =
+        (("clip_l".to_owned(), vec![rows, narrow], first), ("clip_g".to_owned(), vec![rows, wide], second));
+    write(&folder.join("heron.safetensors"), &[one.clone(), two]);
+    write(&folder.join("half.safetensors"), &[one]);
+    let builder = Engine::builder().model(&model).device("cpu").threads(1).embedding_folder(&folder);
+    let mut engine = builder.build().unwrap();
+    let request = |prompt: &str| ImageRequest {
+        prompt: prompt.into(),
+        steps: Some(1),
+        ..support::oracle_request("sdxl_pipeline.safetensors")
+    };
+    let mut drawn = |prompt: &str| {
+        let mut log = Log::default();
+        (generate(&mut engine, &request(prompt), &mut log).unwrap().remove(0).rgb, log.warnings)
+    };
+    let want = drawn("a red circle");
+    assert!(drawn("a heron") == want && drawn("a ring") != want);
+    let (_, warnings) = drawn("a half");
+    let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+    assert!(
+        warning.starts_with("embedding half: ") && warning.contains("the second CLIP text encoder"),
+        "{warning}"
+    );
 }

@@ -109,6 +109,7 @@ pub(crate) fn known(module: &str, name: &str) -> Result<Class, String> {
     let package = module.split('.').next().unwrap_or_default();
     let found = match (module, name) {
         ("collections", "OrderedDict" | "defaultdict") => Some(Class::Dict),
+        ("torch.nn.modules.container", "ParameterDict") => Some(Class::Dict),
         ("torch._utils", "_rebuild_tensor_v2" | "_rebuild_tensor") => Some(Class::Rebuild { typed: false }),
         ("torch._utils", "_rebuild_tensor_v3") => Some(Class::Rebuild { typed: true }),
         ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state") => Some(Class::Parameter),

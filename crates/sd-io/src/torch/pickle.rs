@@ -334,7 +334,8 @@ impl Machine<'_> {
             }
             // The state of an object: attributes, of which none changes what a tensor or a dictionary holds.
             b'b' => {
-                self.pop()?;
+                let state = self.pop()?;
+                self.build(state)?;
             }
             b'Q' => {
                 let id = self.pop()?;
@@ -481,6 +482,25 @@ impl Machine<'_> {
                 left.ok_or_else(|| format!("copies more than {MAX_VALUES} pairs into dictionaries"))?;
         }
         self.push(made)
+    }
+
+    /// Gives the dictionary on the stack what the state of an object holds as its parameters, as PyTorch's `ParameterDict`
+    /// has them. No other state says anything of tensors.
+    fn build(&mut self, state: Id) -> Result<(), Fault> {
+        let entries = |id: Id| match value(&self.values, id) {
+            Value::Dict(entries) => entries.as_slice(),
+            _ => &[],
+        };
+        let is_named = |id: Id| matches!(value(&self.values, id), Value::Text(name) if &**name == "_parameters");
+        let Some((_, parameters)) = entries(state).iter().rfind(|(key, _)| is_named(*key)) else { return Ok(()) };
+        let pairs = entries(*parameters).to_vec();
+        let left = self.pairs_left.checked_sub(pairs.len());
+        self.pairs_left = left.ok_or_else(|| format!("copies more than {MAX_VALUES} pairs into dictionaries"))?;
+        let top = self.stack.last().and_then(|&top| self.values.get_mut(top as usize));
+        if let Some(Value::Dict(dict)) = top.filter(|top| matches!(top, Value::Dict(dict) if dict.is_empty())) {
+            *dict = pairs;
+        }
+        Ok(())
     }
 
     fn recall(&mut self, index: u32) -> Result<(), Fault> {
