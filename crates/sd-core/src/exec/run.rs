@@ -279,14 +279,20 @@ impl Runner {
         finished(outputs, program, &run.given, store)
     }
 
-    /// Loads the weights of plan `at`, from its first segment on, until memory is full.
+    /// Loads the weights of plan `at`, on each device from its first segment on, until memory is full.
     pub(super) fn load_plan(&mut self, at: usize, cancel: &CancelToken) -> Result<()> {
         let Some(plan) = self.plans.get(at) else { return Err(Error::internal("no such plan")) };
+        let mut full = HashSet::new();
         for stage in &plan.stages {
             cancel.check()?;
+            if full.contains(&stage.lane) {
+                continue;
+            }
             match self.store.fill(want(stage, 0, cancel)) {
                 Ok(true) => {}
-                Ok(false) => break,
+                Ok(false) => {
+                    full.insert(stage.lane);
+                }
                 Err(e) => return Err(phase(e, &stage.name, "loading weights")),
             }
         }
